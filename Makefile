@@ -1,0 +1,13 @@
+.PHONY: test vet fmt
+
+# Everything that must be green. -race needs a C compiler (gcc or clang); -count=1, because the
+# test cache does not see what goes into the caddy binary that internal/e2e builds.
+test:
+	./scripts/redis-server.sh
+	CGO_ENABLED=1 go test -race -count=1 ./...
+
+vet:
+	go vet ./...
+
+fmt:
+	gofmt -l -w .
