@@ -1,0 +1,99 @@
+package lock
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// What can go wrong, told apart with errors.Is. Contention (ErrHeld, ErrTimeout,
+// ErrLineFull), an unreachable Store (ErrUnavailable) and a lock that is no longer
+// ours (ErrLost) never stand for one another. No error text contains a lock's name:
+// names are often user input.
+var (
+	// ErrHeld: somebody else has the lock, and the caller did not want to wait.
+	// The error is a [*HeldError].
+	ErrHeld = errors.New("lock is held")
+
+	// ErrTimeout: somebody else had the lock, or stood in line before the caller,
+	// until the caller's [Wait] ran out.
+	ErrTimeout = errors.New("lock was not free within the wait")
+
+	// ErrLineFull: as many callers as [Queue] allows already wait for the lock.
+	ErrLineFull = errors.New("line of those waiting for the lock is full")
+
+	// ErrLost: the lock stopped being surely ours before it was released: its lease
+	// passed, or somebody deleted or overwrote it. The error is a [*LostError].
+	ErrLost = errors.New("lock is lost")
+
+	// ErrUnavailable: the Store could not be asked, or did not answer in time, so
+	// nothing is known about the lock. The error is an [*UnavailableError].
+	ErrUnavailable = errors.New("lock store is unavailable")
+
+	// ErrReleased is the cause ([context.Cause]) of a handle's context that ended
+	// because the lock was released.
+	ErrReleased = errors.New("lock was released")
+)
+
+// A Reason says why a Store refused an operation.
+type Reason string
+
+// Reasons in a [HeldError].
+const (
+	Held         Reason = "held"          // a live lock
+	OwnerLive    Reason = "owner-live"    // the key is gone or overwritten, but its owner's lease still runs
+	ForeignValue Reason = "foreign-value" // the key holds something that is no lock
+)
+
+// Reasons in a [LostError].
+const (
+	NotOwner      Reason = "not-owner"      // the lock belongs to another token, or to nobody
+	Expired       Reason = "expired"        // its lease has passed
+	MainGone      Reason = "main-gone"      // its key was deleted
+	MainChanged   Reason = "main-changed"   // its key holds another value
+	MainRewritten Reason = "main-rewritten" // its key holds the same value, written by somebody else
+)
+
+// HeldError is an [ErrHeld].
+type HeldError struct {
+	Why Reason
+
+	// For is how long the lock in the way lasts, by the Store's clock, unless it is
+	// renewed or released. Zero: not known.
+	For time.Duration
+}
+
+func (e *HeldError) Error() string {
+	if e.Why == ForeignValue {
+		return "lock is held: its key contains something that is not a lock; delete the key if no other program needs it"
+	}
+	return ErrHeld.Error()
+}
+
+// Unwrap makes errors.Is(err, ErrHeld) true.
+func (e *HeldError) Unwrap() error { return ErrHeld }
+
+// LostError is an [ErrLost].
+type LostError struct {
+	Why Reason
+}
+
+func (e *LostError) Error() string { return fmt.Sprintf("%v (%s)", ErrLost, e.Why) }
+
+// Unwrap makes errors.Is(err, ErrLost) true.
+func (e *LostError) Unwrap() error { return ErrLost }
+
+// UnavailableError is an [ErrUnavailable].
+type UnavailableError struct {
+	// Doubtful is true if the Store may have carried out the operation although no
+	// answer arrived.
+	Doubtful bool
+
+	// Err is the cause, for instance a refused connection.
+	Err error
+}
+
+func (e *UnavailableError) Error() string { return fmt.Sprintf("%v: %v", ErrUnavailable, e.Err) }
+
+// Unwrap makes errors.Is true for ErrUnavailable and for the cause.
+func (e *UnavailableError) Unwrap() []error { return []error{ErrUnavailable, e.Err} }

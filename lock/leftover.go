@@ -1,0 +1,88 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+)
+
+// While the Store is away, a leftover's release is repeated after minRelease, doubled with
+// each failure up to maxRelease.
+const (
+	minRelease = 50 * time.Millisecond
+	maxRelease = time.Second
+)
+
+// leftovers are the tokens that the Store may still have although nobody holds them: of an
+// attempt or a release that went unanswered. Each is released in the background until the
+// Store answers or its lease has passed. Whoever asks for the same key meanwhile releases it
+// first, or it would meet this process's own lock and take it for contention.
+type leftovers struct {
+	mu    sync.Mutex
+	byKey map[string][]Token
+	tasks sync.WaitGroup
+}
+
+func (o *leftovers) of(key string) []Token {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.byKey[key])
+}
+
+func (o *leftovers) add(key string, token Token) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.byKey[key] = append(o.byKey[key], token)
+}
+
+func (o *leftovers) remove(key string, token Token) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	rest := slices.DeleteFunc(o.byKey[key], func(t Token) bool { return t == token })
+	if len(rest) == 0 {
+		delete(o.byKey, key)
+	} else {
+		o.byKey[key] = rest
+	}
+}
+
+// leaveBehind releases token in the background. It must be called before the turn is passed.
+func (l *Locker) leaveBehind(key string, token Token, lease time.Duration) {
+	l.leftovers.add(key, token)
+	l.lines.retain()
+	l.leftovers.tasks.Go(func() {
+		defer l.lines.done()
+		defer l.leftovers.remove(key, token)
+		// The key counts whole seconds and one more: a lock can last 2s beyond its lease.
+		runsOut := time.Now().Add(lease + 2*time.Second)
+		for pause := minRelease; time.Now().Before(runsOut); pause = min(2*pause, maxRelease) {
+			if answered(l.releaseOnce(context.Background(), key, token)) {
+				return
+			}
+			time.Sleep(pause)
+		}
+	})
+}
+
+// clearLeftovers releases what is left over of key, so that it is not in the way. Its error is
+// an *UnavailableError.
+func (l *Locker) clearLeftovers(ctx context.Context, key string) error {
+	for _, token := range l.leftovers.of(key) {
+		if err := l.releaseOnce(ctx, key, token); !answered(err) {
+			return err
+		}
+		l.leftovers.remove(key, token)
+	}
+	return nil
+}
+
+func (l *Locker) releaseOnce(ctx context.Context, key string, token Token) error {
+	ctx, cancel := context.WithTimeout(ctx, l.opTimeout)
+	defer cancel()
+	return l.store.Release(ctx, key, token)
+}
+
+// answered is true if a release reached the Store: whatever it said, the token is gone.
+func answered(err error) bool { return !errors.Is(err, ErrUnavailable) }

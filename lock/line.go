@@ -1,0 +1,218 @@
+package lock
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// lines are the lines of this process: one for each key that somebody here holds or wants. The one who has a line's turn, and nobody else, asks the Store for
+// its key; the others wait for the turn, first come, first served.
+type lines struct {
+	mu     sync.Mutex
+	byKey  map[string]*line
+	tasks  int           // in the background, see retain
+	closed func() error  // once set, called when the last line and task has ended
+	idle   chan struct{} // closed after that
+}
+
+type line struct {
+	turn    *turn
+	waiting list.List // of *waiter, in order of arrival
+}
+
+// A waiter's channel is sent the turn, once.
+type waiter struct{ turn chan *turn }
+
+// A turn is the right to ask the Store for a key. It begins undecided; its owner settles it
+// with each answer, and passes it on at the end, when the lock is given back or given up.
+type turn struct {
+	lines   *lines
+	key     string
+	decided chan struct{} // closed with the first verdict
+	verdict error         // why nobody else can have the lock; guarded by lines.mu
+}
+
+// errTurnPassed is the verdict of a turn whose owner left without an answer.
+var errTurnPassed = errors.New("turn was passed")
+
+var errClosed = &UnavailableError{Err: errors.New("locker is closed")}
+
+func newLines() *lines {
+	return &lines{byKey: make(map[string]*line), idle: make(chan struct{})}
+}
+
+// join returns the turn for key: at once if there is no line (queued false), or after waiting
+// in line. A caller that cannot wait, or no longer, gets the verdict that holds the others
+// up, too: whether the lock is held or the Store is away is known only after asking.
+func (q *lines) join(ctx context.Context, key string, wait time.Duration, limit int) (t *turn, queued bool, err error) {
+	for {
+		t, place, err := q.enter(key, wait, limit)
+		switch {
+		case place != nil:
+			t, err = q.await(ctx, key, place, wait)
+			return t, true, err
+		case err == nil:
+			return t, false, nil
+		case t == nil:
+			return nil, false, err
+		}
+		switch verdict := t.await(ctx); {
+		case errors.Is(verdict, errTurnPassed):
+			continue // the line may be gone by now
+		case errors.Is(verdict, ErrHeld) && errors.Is(err, ErrLineFull):
+			return nil, false, err
+		default:
+			return nil, false, verdict
+		}
+	}
+}
+
+// enter gives the caller the turn or a place in the line. Otherwise it returns why not, and
+// the turn whose verdict comes before that.
+func (q *lines) enter(key string, wait time.Duration, limit int) (t *turn, place *list.Element, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ln, busy := q.byKey[key]
+	switch {
+	case q.closed != nil:
+		return nil, nil, errClosed
+	case !busy:
+		t = q.newTurn(key)
+		q.byKey[key] = &line{turn: t}
+		return t, nil, nil
+	case errors.Is(ln.turn.verdict, ErrUnavailable):
+		// Found out already: nobody who comes now waits for another time-out.
+		return nil, nil, ln.turn.verdict
+	case wait <= 0:
+		return ln.turn, nil, ErrHeld
+	case ln.waiting.Len() >= limit:
+		return ln.turn, nil, ErrLineFull
+	}
+	return nil, ln.waiting.PushBack(&waiter{turn: make(chan *turn, 1)}), nil
+}
+
+func (q *lines) newTurn(key string) *turn {
+	return &turn{lines: q, key: key, decided: make(chan struct{})}
+}
+
+// await waits in line.
+func (q *lines) await(ctx context.Context, key string, place *list.Element, wait time.Duration) (*turn, error) {
+	patience := time.NewTimer(wait)
+	defer patience.Stop()
+	select {
+	case t := <-place.Value.(*waiter).turn:
+		return t, nil
+	case <-ctx.Done():
+		if given, _ := q.leave(key, place); given != nil {
+			given.pass()
+		}
+		return nil, context.Cause(ctx)
+	case <-patience.C:
+		given, ahead := q.leave(key, place)
+		if given != nil {
+			return given, nil // late, but worth asking once
+		}
+		if verdict := ahead.await(ctx); errors.Is(verdict, ErrUnavailable) || ctx.Err() != nil {
+			return nil, verdict
+		}
+		return nil, ErrTimeout
+	}
+}
+
+// leave takes a waiter out of the line. It returns the turn if the waiter was given it at the
+// same moment, and otherwise the turn that the line waits for.
+func (q *lines) leave(key string, place *list.Element) (given, ahead *turn) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	select {
+	case given = <-place.Value.(*waiter).turn:
+		return given, nil
+	default:
+		ln := q.byKey[key]
+		ln.waiting.Remove(place)
+		return nil, ln.turn
+	}
+}
+
+// close calls closed when the last line and task has ended, which may be now, and returns a channel
+// that is closed after that.
+func (q *lines) close(closed func() error) <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed == nil {
+		q.closed = closed
+		q.endIfIdle()
+	}
+	return q.idle
+}
+
+// retain keeps close from closing until done is called.
+func (q *lines) retain() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.tasks++
+}
+
+func (q *lines) done() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.tasks--
+	q.endIfIdle()
+}
+
+// endIfIdle must be called with q.mu held.
+func (q *lines) endIfIdle() {
+	if q.closed != nil && len(q.byKey) == 0 && q.tasks == 0 {
+		_ = q.closed() // nobody is left who could act on the error
+		close(q.idle)
+	}
+}
+
+// settle says why nobody else can have the lock: a *HeldError or an *UnavailableError.
+func (t *turn) settle(verdict error) {
+	t.lines.mu.Lock()
+	defer t.lines.mu.Unlock()
+	t.settleLocked(verdict)
+}
+
+func (t *turn) settleLocked(verdict error) {
+	if t.verdict == nil {
+		close(t.decided)
+	}
+	t.verdict = verdict
+}
+
+// await waits for the turn's first verdict and returns its latest one. The Store's time-outs
+// bound the waiting.
+func (t *turn) await(ctx context.Context) error {
+	select {
+	case <-t.decided:
+		t.lines.mu.Lock()
+		defer t.lines.mu.Unlock()
+		return t.verdict
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// pass gives the turn to the first in line, or ends the line.
+func (t *turn) pass() {
+	q := t.lines
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t.verdict == nil {
+		t.settleLocked(errTurnPassed)
+	}
+	ln := q.byKey[t.key]
+	first := ln.waiting.Front()
+	if first == nil {
+		delete(q.byKey, t.key)
+		q.endIfIdle()
+		return
+	}
+	ln.turn = q.newTurn(t.key)
+	ln.waiting.Remove(first).(*waiter).turn <- ln.turn
+}
