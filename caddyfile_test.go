@@ -1,0 +1,241 @@
+package redislock_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	redislock "github.com/caddy-redis-lock/caddy-redis-lock"
+)
+
+var update = flag.Bool("update", false, "write the results of TestAdapt into its files")
+
+// adapt turns a Caddyfile into JSON as `caddy adapt --pretty` does.
+func adapt(text string) (string, error) {
+	result, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), map[string]any{"filename": "Caddyfile"})
+	if err != nil {
+		return "", err
+	}
+	if len(warnings) > 0 {
+		return "", fmt.Errorf("warnings: %v", warnings)
+	}
+	var pretty bytes.Buffer
+	err = json.Indent(&pretty, result, "", "\t")
+	return pretty.String(), err
+}
+
+// validate does what `caddy validate` does: provisions the configuration, but does not start it.
+func validate(config string) error {
+	var c *caddy.Config
+	if err := caddy.StrictUnmarshalJSON([]byte(config), &c); err != nil {
+		return err
+	}
+	return caddy.Validate(c)
+}
+
+// TestAdapt: each file is a Caddyfile, a line of dashes, and the JSON it becomes.
+func TestAdapt(t *testing.T) {
+	files, err := filepath.Glob("testdata/adapt/*.caddyfiletest")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	const dashes = "----------\n"
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			source, want, found := strings.Cut(string(content), dashes)
+			if !found && !*update {
+				t.Fatalf("no line of dashes")
+			}
+			got, err := adapt(source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(source+dashes+got+"\n"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if got != strings.TrimSpace(want) {
+				t.Errorf("got\n%s\nwant\n%s", got, want)
+			}
+			if err := validate(got); err != nil {
+				t.Errorf("the JSON is not valid: %v", err)
+			}
+			if formatted := string(caddyfile.Format([]byte(source))); formatted != source {
+				t.Errorf("not as caddy fmt writes it:\n%s", formatted)
+			}
+		})
+	}
+}
+
+// Wrong configurations fail while adapting, with the file, the line and the option.
+func TestWrongCaddyfile(t *testing.T) {
+	for _, c := range []struct{ name, options, want string }{
+		{"unknown option", "lifetime 30s", "lifetime: unknown option"},
+		{"option of a later version", "dedupe {header.X-Id}", "dedupe: unknown option"},
+		{"lease without unit", "lease 30", `lease: "30" is not a duration with a unit`},
+		{"lease zero", "lease 0s", "lease: 0s is not a whole number of seconds"},
+		{"lease of half a second", "lease 500ms", "lease: 500ms is not"},
+		{"lease not whole", "lease 1500ms", "lease: 1.5s is not"},
+		{"lease too long", "lease 2d", "lease: 48h0m0s is not"},
+		{"lease missing", "lease", "lease: takes one value, got 0"},
+		{"lease and more", "lease 1s 2s", "lease: takes one value, got 2"},
+		{"wait negative", "wait -1s", "wait: -1s is negative"},
+		{"wait without unit", "wait 5", `wait: "5" is not a duration`},
+		{"queue negative", "queue -1", "queue: -1 is negative"},
+		{"queue fraction", "queue 1.5", `queue: "1.5" is not a whole number`},
+		{"status too low", "status 99", "status: 99 is not an error status"},
+		{"status success", "status 200", "status: 200 is not an error status"},
+		{"status too high", "status 600", "status: 600 is not an error status"},
+		{"status text", "status locked", `status: "locked" is not a whole number`},
+		{"method in lower case", "methods post", `methods: "post" is not a method`},
+		{"method twice", "methods PUT PUT", "methods: PUT is given twice"},
+		{"unsafe among methods", "methods PUT unsafe", "methods: unsafe stands for"},
+		{"no methods", "methods", "methods: takes at least one value"},
+		{"empty name", `name ""`, "name: empty"},
+		{"no name", "name", "name: takes at least one value"},
+		{"on_no_name", "on_no_name ignore", `on_no_name: "ignore" is neither reject nor pass`},
+		{"on_redis_error", "on_redis_error fail", `on_redis_error: "fail" is neither reject nor pass`},
+		{"prefix with braces", "prefix {$NONE:x}{y}", "prefix: "},
+		{"empty prefix", `prefix ""`, "prefix: empty"},
+		{"memory and redis", "memory\nredis 127.0.0.1:6379", "redis: locks live in memory or in redis"},
+		{"redis and memory", "redis 127.0.0.1:6379\nmemory", "memory: locks live in memory or in redis"},
+		{"memory with a value", "memory 1GB", `memory: takes no value, got "1GB"`},
+		{"lease twice", "lease 1s\nlease 2s", "lease: given twice"},
+		{"redis twice", "redis 127.0.0.1:1\nredis 127.0.0.1:2", "redis: given twice"},
+		{"two addresses", "redis 127.0.0.1:1 127.0.0.1:2", "redis: 2 addresses"},
+		{"no address", "redis", "redis: takes at least one value"},
+		{"address without port", "redis localhost", `redis: address "localhost" is not valid`},
+		{"address with a word as port", "redis localhost:redis", `redis: address "localhost:redis" is not valid`},
+		{"unknown scheme", "redis http://localhost:6379", `redis: address has the unknown scheme "http"`},
+		{"bad URL", "redis redis://:pa/ss@localhost", "redis: address is not a valid redis:// URL"},
+		{"bad database", "redis redis://localhost/one", "redis: address: redis: invalid database number"},
+		{"URL option", "redis redis://localhost?read_timeout=5", `redis: address has the unknown URL option "read_timeout"`},
+		{"URL without host", "redis redis:///1", "redis: address has no host"},
+		{"option with a block", "memory {\nx\n}", "memory: takes no block"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lines := strings.Count(c.options, "\n")
+			if strings.Contains(c.options, "{\n") {
+				lines = 1
+			}
+			for _, text := range []string{
+				":80\nredis_lock {\n" + c.options + "\n}\n",
+				"{\nredis_lock {\n" + c.options + "\n}\n}\n",
+			} {
+				config, err := adapt(text)
+				if err == nil {
+					t.Fatalf("adapted to %s", config)
+				}
+				if place := fmt.Sprintf("Caddyfile:%d", 3+lines); !strings.Contains(err.Error(), place) || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("error %q\nwant one with %q and %q", err, place, c.want)
+				}
+			}
+		})
+	}
+	for _, c := range []struct{ name, text, want string }{
+		{"two names", ":80\nredis_lock a b", "redis_lock takes one name, not 2"},
+		{"empty name", ":80\nredis_lock \"\"", "name: empty"},
+		{"name twice", ":80\nredis_lock a {\nname b\n}", "name: given twice"},
+		{"global name", "{\nredis_lock {\nname x\n}\n}", "name: belongs to the directive"},
+		{"global argument", "{\nredis_lock x\n}", "takes no name"},
+		{"global twice", "{\nredis_lock {\nmemory\n}\nredis_lock {\nmemory\n}\n}", "given twice"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config, err := adapt(c.text)
+			if err == nil {
+				t.Fatalf("adapted to %s", config)
+			}
+			if !strings.Contains(err.Error(), "Caddyfile:") || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %q, want one with %q and the place", err, c.want)
+			}
+		})
+	}
+}
+
+// A password never gets into an error.
+func TestAddressErrorsKeepPassword(t *testing.T) {
+	for _, address := range []string{
+		"redis://:geheim@localhost:x", "redis://u:geheim/x@localhost", "u:geheim@localhost",
+		"http://u:geheim@localhost", "redis://:geheim@localhost/x", "redis://:geheim@localhost?x=1",
+		"redis://:%zzgeheim@localhost", "rediss://u:geheim@", "unix://u:geheim@?db=x",
+	} {
+		_, err := adapt(":80\nredis_lock {\nredis " + address + "\n}\n")
+		if err == nil {
+			t.Errorf("%s was accepted", address)
+		} else if strings.Contains(err.Error(), "geheim") {
+			t.Errorf("the password is in the error %q", err)
+		}
+	}
+}
+
+// What the Caddyfile refuses, Validate refuses in JSON.
+func TestWrongJSON(t *testing.T) {
+	for _, c := range []struct{ handler, want string }{
+		{`"lifetime": "30s"`, "lifetime"},
+		{`"name": [""]`, "name: empty"},
+		{`"on_no_name": "x"`, "on_no_name: "},
+		{`"methods": ["post"]`, "methods: "},
+		{`"lease": "500ms"`, "lease: "},
+		{`"wait": "-1s"`, "wait: "},
+		{`"queue": -1`, "queue: "},
+		{`"status": 99`, "status: "},
+		{`"prefix": "{}"`, "prefix: "},
+		{`"on_redis_error": "x"`, "on_redis_error: "},
+		{`"redis": {}`, "redis: 0 addresses"},
+		{`"redis": {"address": ["localhost"]}`, "redis: address"},
+		{`"redis": {"address": ["{env.REDIS_LOCK_NOT_SET}"]}`, "redis: address: evaluated placeholder"},
+		{`"memory": true, "redis": {"address": ["localhost:1"]}`, "memory: "},
+	} {
+		err := validate(`{"apps": {"http": {"servers": {"x": {"routes": [{"handle": [{"handler": "redis_lock", ` + c.handler + `}]}]}}}}}`)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want one with %q", c.handler, err, c.want)
+		}
+	}
+}
+
+// Whatever the text, parsing it gives a valid handler or an error, and does not panic.
+func FuzzCaddyfile(f *testing.F) {
+	for _, text := range []string{
+		"redis_lock",
+		"redis_lock name {\n\tlease 30s\n\twait 5s\n\tqueue 3\n}",
+		"redis_lock {\n\tname a {x}\n\tmethods unsafe\n\tmemory\n}",
+		"redis_lock {\n\tredis redis://u:p@h:1/2\n\tprefix p.\n\tstatus 503\n\ton_no_name pass\n\ton_redis_error pass\n}",
+		"redis_lock {\n\tredis unix:///run/redis.sock?db=1\n}",
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		h := new(redislock.Handler)
+		if err := h.UnmarshalCaddyfile(caddyfile.NewTestDispenser(text)); err != nil {
+			return
+		}
+		ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+		defer cancel()
+		defer h.Cleanup()
+		if err := h.Provision(ctx); err != nil {
+			if strings.Contains(text, "{") {
+				return // a placeholder of the address that does not resolve
+			}
+			t.Fatalf("provision %q: %v", text, err)
+		}
+		if err := h.Validate(); err != nil {
+			t.Fatalf("the Caddyfile was accepted, the handler is not valid: %q: %v", text, err)
+		}
+	})
+}

@@ -1,0 +1,265 @@
+// Package redislock is a Caddy HTTP middleware that serves requests one at a time: it takes a
+// named lock in Redis before a mutating request goes on, and gives it back when the answer
+// is complete. See [Handler].
+package redislock
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+	"golang.org/x/time/rate"
+
+	"github.com/caddy-redis-lock/caddy-redis-lock/lock"
+)
+
+func init() {
+	caddy.RegisterModule(Handler{})
+}
+
+const (
+	defaultName  = "{http.request.host}{http.request.uri.path}"
+	unsafe       = "unsafe" // in methods: all but the safe ones
+	reject, pass = "reject", "pass"
+)
+
+// Handler takes a lock before a mutating request reaches the next handler, and releases it
+// when that handler has returned. A request whose lock somebody else holds, on this Caddy or
+// on any other that shares the Redis, waits in line or is answered with 423 (Locked).
+//
+// Errors are left to Caddy's error routes:
+//
+//   - contention: `status` (423), with Retry-After;
+//   - no name resolves: 400;
+//   - a name that needs a request body beyond `request_body max_size`: 413;
+//   - Redis cannot be asked: 503, with Retry-After;
+//   - the lock was lost while the next handler worked: 503, with Retry-After.
+//
+// Placeholders, for the handlers behind this one, error routes and logs:
+//
+// Placeholder | Description
+// ------------|---------------
+// `{http.redis_lock.name}` | The lock's name, as it resolved
+// `{http.redis_lock.fence}` | The fencing token: grows with every lock taken for the name
+// `{http.redis_lock.waited}` | Seconds that the request waited for the lock, such as 0.125
+// `{http.redis_lock.outcome}` | `acquired`, `held`, `timeout` (wait ran out), `full`, `no_name`, `error` (Redis), `lost`, `passed` (went on without a lock)
+// `{http.redis_lock.retry_after}` | Whole seconds of the Retry-After header, if the request was refused
+//
+// The access log gets `redis_lock_name`, `redis_lock_outcome` and `redis_lock_waited`.
+type Handler struct {
+	// Names of the lock, with placeholders: the first one all of whose placeholders resolve
+	// to something is used. Sites that use the same name share the lock.
+	// Default: `{http.request.host}{http.request.uri.path}`.
+	Name []string `json:"name,omitempty"`
+
+	// What becomes of a request for which no name resolves: `reject` (400, the default), or
+	// `pass` (it goes on without a lock).
+	OnNoName string `json:"on_no_name,omitempty"`
+
+	// Methods of the requests that need the lock; all others pass at no cost. `unsafe` stands
+	// for all but GET, HEAD, OPTIONS, TRACE, PROPFIND, REPORT, SEARCH and QUERY. WebSocket
+	// handshakes never need it. Default: POST, PUT, PATCH and DELETE.
+	Methods []string `json:"methods,omitempty"`
+
+	// How long the lock outlives a Caddy that died with it, and how long a request may hold
+	// it: whole seconds, from 1s to 24h. Default: 30s.
+	Lease caddy.Duration `json:"lease,omitempty"`
+
+	// How long a request waits in line while the lock is held. Default: 0, it is refused at
+	// once.
+	Wait caddy.Duration `json:"wait,omitempty"`
+
+	// How many requests may wait for one name on this Caddy; those beyond are refused at
+	// once. Default: 64.
+	Queue *int `json:"queue,omitempty"`
+
+	// The status that contention is answered with, from 400 to 599. Default: 423 (Locked).
+	Status int `json:"status,omitempty"`
+
+	// The beginning of every key in Redis: name foo makes key lock.foo. No braces. Default:
+	// `lock.`.
+	Prefix string `json:"prefix,omitempty"`
+
+	// What becomes of a request that needs the lock while Redis cannot be asked: `reject`
+	// (503, the default), or `pass`. With `pass` the name stays one at a time on this Caddy,
+	// but not among Caddys.
+	OnRedisError string `json:"on_redis_error,omitempty"`
+
+	// Where the locks live. Default: Redis on 127.0.0.1:6379.
+	Redis *Redis `json:"redis,omitempty"`
+
+	// Keep the locks in this process instead of Redis: for a single Caddy. They survive
+	// reloads.
+	Memory bool `json:"memory,omitempty"`
+
+	logger      *zap.Logger
+	backend     backend
+	acquire     []lock.AcquireOption
+	foreignSeen *rate.Sometimes
+}
+
+// CaddyModule returns the Caddy module information.
+func (Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.redis_lock",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets h up. It does not talk to Redis: Caddy starts, reloads and validates its
+// configuration while Redis is down.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	h.setDefaults()
+	h.foreignSeen = &rate.Sometimes{Interval: time.Minute}
+	h.acquire = []lock.AcquireOption{
+		lock.Prefix(h.Prefix),
+		lock.Lease(time.Duration(h.Lease)),
+		lock.Wait(time.Duration(h.Wait)),
+		lock.Queue(*h.Queue),
+	}
+	if h.OnRedisError == pass {
+		h.acquire = append(h.acquire, lock.OrLocal())
+	}
+	if h.Memory {
+		h.backend = inProcess{}
+		return nil
+	}
+	shared, err := openRedis(h.Redis)
+	if err != nil {
+		return fmt.Errorf("redis: %w", err)
+	}
+	h.backend = shared
+	return nil
+}
+
+func (h *Handler) setDefaults() {
+	if len(h.Name) == 0 {
+		h.Name = []string{defaultName}
+	}
+	if h.OnNoName == "" {
+		h.OnNoName = reject
+	}
+	if len(h.Methods) == 0 {
+		h.Methods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
+	}
+	if h.Lease == 0 {
+		h.Lease = caddy.Duration(lock.DefaultLease)
+	}
+	if h.Queue == nil {
+		h.Queue = new(lock.DefaultQueue)
+	}
+	if h.Status == 0 {
+		h.Status = http.StatusLocked
+	}
+	if h.Prefix == "" {
+		h.Prefix = lock.DefaultPrefix
+	}
+	if h.OnRedisError == "" {
+		h.OnRedisError = reject
+	}
+	if h.Redis == nil && !h.Memory {
+		h.Redis = &Redis{Address: []string{defaultAddress}}
+	}
+}
+
+// Validate refuses what the Caddyfile refuses while it is adapted, for those who write JSON.
+func (h *Handler) Validate() error {
+	for _, check := range []struct {
+		option string
+		err    error
+	}{
+		{"name", checkNames(h.Name)},
+		{"on_no_name", checkRejectOrPass(h.OnNoName)},
+		{"methods", checkMethods(h.Methods)},
+		{"lease", lock.CheckLease(time.Duration(h.Lease))},
+		{"wait", checkNotNegative(time.Duration(h.Wait))},
+		{"queue", checkNotNegative(*h.Queue)},
+		{"status", checkStatus(h.Status)},
+		{"prefix", lock.CheckPrefix(h.Prefix)},
+		{"on_redis_error", checkRejectOrPass(h.OnRedisError)},
+		{"memory", h.checkMemory()},
+	} {
+		if check.err != nil {
+			return fmt.Errorf("%s: %w", check.option, check.err)
+		}
+	}
+	return nil
+}
+
+// Cleanup gives up this configuration's share of the connections to Redis. Requests still in
+// flight have shares of their own.
+func (h *Handler) Cleanup() error {
+	if h.backend == nil {
+		return nil // Provision failed
+	}
+	return h.backend.close()
+}
+
+func checkNames(names []string) error {
+	if slices.Contains(names, "") {
+		return errors.New("empty: everybody would share one lock by accident; give it a name")
+	}
+	return nil
+}
+
+func checkRejectOrPass(value string) error {
+	if value != reject && value != pass {
+		return fmt.Errorf("%q is neither %s nor %s", value, reject, pass)
+	}
+	return nil
+}
+
+func checkMethods(methods []string) error {
+	for i, method := range methods {
+		switch {
+		case method == unsafe:
+			if len(methods) > 1 {
+				return fmt.Errorf("%s stands for a list of methods; it cannot be part of one", unsafe)
+			}
+		case method == "" || strings.ContainsFunc(method, func(c rune) bool { return (c < 'A' || c > 'Z') && c != '-' }):
+			return fmt.Errorf("%q is not a method: methods are written in upper case, or all of them as %s", method, unsafe)
+		case slices.Contains(methods[:i], method):
+			return fmt.Errorf("%s is given twice", method)
+		}
+	}
+	return nil
+}
+
+func checkStatus(status int) error {
+	if status < 400 || status > 599 {
+		return fmt.Errorf("%d is not an error status from 400 to 599", status)
+	}
+	return nil
+}
+
+func checkNotNegative[T int | time.Duration](value T) error {
+	if value < 0 {
+		return fmt.Errorf("%v is negative; 0 means none", value)
+	}
+	return nil
+}
+
+func (h *Handler) checkMemory() error {
+	if h.Memory && h.Redis != nil {
+		return errMemoryAndRedis
+	}
+	return nil
+}
+
+var errMemoryAndRedis = errors.New("locks live in memory or in redis; give one of the two")
+
+// Interface guards
+var (
+	_ caddy.Module                = (*Handler)(nil)
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.Validator             = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)
