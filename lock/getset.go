@@ -51,7 +51,8 @@ const (
 
 // getset is the Store of the published SETNX locking pattern, see NewGetSet.
 type getset struct {
-	client redis.UniversalClient
+	client   redis.UniversalClient
+	renewals batcher
 }
 
 // NewGetSet returns a Store that keeps locks in Redis by the published SETNX/GETSET
@@ -65,11 +66,11 @@ type getset struct {
 // the Store's back, its answer "not the owner" looks like a lost lock. The client must
 // honour deadlines (ContextTimeoutEnabled: true). Close closes it.
 func NewGetSet(client redis.UniversalClient) Store {
-	return &getset{client: client}
+	return &getset{client: client, renewals: batcher{client: client}}
 }
 
 func (s *getset) Acquire(ctx context.Context, key string, token Token, lease time.Duration) (Grant, error) {
-	rep, _, err := s.run(ctx, acquireScript, key, leaseArgs(token, lease)...)
+	rep, _, err := s.run(ctx, s.send, acquireScript, key, leaseArgs(token, lease)...)
 	if err != nil {
 		return Grant{}, err
 	}
@@ -80,7 +81,8 @@ func (s *getset) Acquire(ctx context.Context, key string, token Token, lease tim
 }
 
 func (s *getset) Renew(ctx context.Context, key string, token Token, lease time.Duration) (Grant, error) {
-	rep, _, err := s.run(ctx, renewScript, key, leaseArgs(token, lease)...)
+	// Renewals that fall due together go together.
+	rep, _, err := s.run(ctx, s.renewals.run, renewScript, key, leaseArgs(token, lease)...)
 	if err != nil {
 		return Grant{}, err
 	}
@@ -91,7 +93,7 @@ func (s *getset) Renew(ctx context.Context, key string, token Token, lease time.
 }
 
 func (s *getset) Release(ctx context.Context, key string, token Token) error {
-	rep, resent, err := s.run(ctx, releaseScript, key, string(token))
+	rep, resent, err := s.run(ctx, s.send, releaseScript, key, string(token))
 	if err != nil {
 		return err
 	}
@@ -105,7 +107,7 @@ func (s *getset) Release(ctx context.Context, key string, token Token) error {
 }
 
 func (s *getset) Inspect(ctx context.Context, key string) error {
-	rep, _, err := s.run(ctx, inspectScript, key, "")
+	rep, _, err := s.run(ctx, s.send, inspectScript, key, "")
 	if err != nil {
 		return err
 	}
@@ -116,11 +118,14 @@ func (s *getset) Inspect(ctx context.Context, key string) error {
 }
 
 func (s *getset) ForceRelease(ctx context.Context, key string) error {
-	_, _, err := s.run(ctx, forceReleaseScript, key, "")
+	_, _, err := s.run(ctx, s.send, forceReleaseScript, key, "")
 	return err
 }
 
-func (s *getset) Close() error { return s.client.Close() }
+func (s *getset) Close() error {
+	s.renewals.close()
+	return s.client.Close()
+}
 
 func leaseArgs(token Token, lease time.Duration) []any {
 	holderTTL := max(minHolderTTL, 2*(lease+time.Second+grace))
@@ -132,18 +137,27 @@ func leaseArgs(token Token, lease time.Duration) []any {
 	}
 }
 
+// A sender calls a script. sent is false if the server cannot have heard of it.
+type sender func(ctx context.Context, script *redis.Script, keys []string, args []any) (raw any, sent bool, err error)
+
+// send calls a script on its own.
+func (s *getset) send(ctx context.Context, script *redis.Script, keys []string, args []any) (any, bool, error) {
+	raw, err := script.Run(ctx, s.client, keys, args...).Result()
+	return raw, true, err
+}
+
 // run sends one operation, and once more if its connection broke: a server that was
 // restarted, or that closes idle connections, is found out only by writing to it. resent
 // tells that the first one may have been carried out.
-func (s *getset) run(ctx context.Context, script *redis.Script, key string, args ...any) (rep reply, resent bool, err error) {
+func (s *getset) run(ctx context.Context, send sender, script *redis.Script, key string, args ...any) (rep reply, resent bool, err error) {
 	keys := []string{key, "{" + key + "}:holder"}
-	raw, err := script.Run(ctx, s.client, keys, args...).Result()
+	raw, sent, err := send(ctx, script, keys, args)
 	if brokenConnection(err) && ctx.Err() == nil {
 		resent = true
-		raw, err = script.Run(ctx, s.client, keys, args...).Result()
+		raw, _, err = send(ctx, script, keys, args)
 	}
 	if err != nil {
-		return reply{}, resent, &UnavailableError{Doubtful: resent || mayHaveRun(err), Err: err}
+		return reply{}, resent, &UnavailableError{Doubtful: resent || sent && mayHaveRun(err), Err: err}
 	}
 	rep, err = decodeReply(raw)
 	if err != nil {

@@ -26,12 +26,17 @@ type Handle struct {
 	granted  bool // the Store said yes
 	doubtful bool // an attempt went unanswered, so the Store may have the token all the same
 
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
-	stop     context.CancelFunc // frees the deadline's timer
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	fence  int64
+	waited time.Duration
+
+	mu       sync.Mutex
 	deadline time.Time
-	fence    int64
-	waited   time.Duration
+	expiry   *time.Timer // ends the belief at the deadline
+	over     bool        // lost, or being released
+
+	owner owner
 
 	release  sync.Once
 	released error
@@ -39,39 +44,93 @@ type Handle struct {
 
 // hold begins the life of a lock that was granted to an attempt begun at t0.
 func (h *Handle) hold(ctx context.Context, grant Grant, t0 time.Time) {
-	sure := min(h.lease, grant.TTL)
 	h.granted = true
 	h.fence = grant.Fence
-	h.deadline = t0.Add(sure - sure/clockDrift - margin)
+	h.deadline = h.sureUntil(grant, t0)
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	h.ctx, h.stop = context.WithDeadlineCause(h.ctx, h.deadline, &LostError{Why: Expired})
+	h.mu.Lock() // the timers may fire at once
+	defer h.mu.Unlock()
+	h.expiry = time.AfterFunc(time.Until(h.deadline), h.expire)
+	h.owner.start(h, t0)
 }
 
 // holdLocally begins the life of a lock that this process alone knows of.
 func (h *Handle) holdLocally(ctx context.Context) {
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	h.stop = func() {}
+}
+
+// sureUntil returns how long a grant is surely ours that was asked for at t0.
+func (h *Handle) sureUntil(grant Grant, t0 time.Time) time.Time {
+	sure := min(h.lease, grant.TTL)
+	return t0.Add(sure - sure/clockDrift - margin)
+}
+
+// prolong moves the deadline. It is false if the lock is over: a renewal never revives a
+// belief that has died.
+func (h *Handle) prolong(grant Grant, t0 time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.over || !time.Now().Before(h.deadline) {
+		return false
+	}
+	if until := h.sureUntil(grant, t0); until.After(h.deadline) {
+		h.deadline = until
+		h.expiry.Reset(time.Until(until))
+	}
+	return true
+}
+
+// expire is called when the deadline is near or past.
+func (h *Handle) expire() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if left := time.Until(h.deadline); left > 0 {
+		h.expiry.Reset(left) // prolonged while the timer was firing
+		return
+	}
+	h.loseLocked(&LostError{Why: Expired})
+}
+
+func (h *Handle) lose(err *LostError) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.loseLocked(err)
+}
+
+func (h *Handle) loseLocked(err *LostError) {
+	if !h.over {
+		h.over = true
+		h.cancel(err)
+	}
 }
 
 // Context returns a context with the values of the one given to Acquire. It ends when the
 // lock is released (its cause is [ErrReleased] then) or lost (a [*LostError]): before anybody
 // else can have the lock, as long as this process runs. It does not end with the context
-// given to Acquire.
+// given to Acquire. The lock is renewed until then.
 func (h *Handle) Context() context.Context { return h.ctx }
 
 // Fence returns the lock's fencing token: larger than that of every earlier holder of the
 // same name. It is 0 if the lock is [Handle.Local].
 func (h *Handle) Fence() int64 { return h.fence }
 
-// Deadline returns the time at which the lock is lost. It is zero if the lock is
-// [Handle.Local].
-func (h *Handle) Deadline() time.Time { return h.deadline }
+// Deadline returns the time at which the lock is lost unless it is renewed before. It is zero
+// if the lock is [Handle.Local].
+func (h *Handle) Deadline() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.deadline
+}
 
 // Waited returns how long Acquire took.
 func (h *Handle) Waited() time.Duration { return h.waited }
 
 // Local is true if the lock was taken inside this process only, see [OrLocal].
 func (h *Handle) Local() bool { return !h.granted }
+
+// StopRenewing lets the lock run out: it is lost at its [Handle.Deadline] unless it is released
+// before.
+func (h *Handle) StopRenewing() { h.owner.join() }
 
 // Release gives the lock back, and the line's turn to the next in this process. It returns
 //
@@ -86,10 +145,10 @@ func (h *Handle) Local() bool { return !h.granted }
 // what the first one returned.
 func (h *Handle) Release(ctx context.Context) error {
 	h.release.Do(func() {
+		h.end()
 		if lost, ok := errors.AsType[*LostError](context.Cause(h.ctx)); ok {
 			h.released = lost
 		}
-		h.end()
 		err := h.giveBack(ctx)
 		if h.released == nil && h.granted {
 			h.released = err
@@ -98,12 +157,22 @@ func (h *Handle) Release(ctx context.Context) error {
 	return h.released
 }
 
-// end ends the handle's context, if it has begun.
+// end ends the handle's life, if it has begun, and joins its owner.
 func (h *Handle) end() {
-	if h.ctx != nil {
-		h.cancel(ErrReleased)
-		h.stop()
+	if h.ctx == nil {
+		return
 	}
+	h.owner.join()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.granted {
+		h.expiry.Stop()
+		if !time.Now().Before(h.deadline) {
+			h.loseLocked(&LostError{Why: Expired}) // the timer is late
+		}
+	}
+	h.over = true
+	h.cancel(ErrReleased)
 }
 
 // giveBack releases the lock in the Store, if it may be there, and passes the turn on.

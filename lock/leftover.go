@@ -81,7 +81,9 @@ func (l *Locker) clearLeftovers(ctx context.Context, key string) error {
 func (l *Locker) releaseOnce(ctx context.Context, key string, token Token) error {
 	ctx, cancel := context.WithTimeout(ctx, l.opTimeout)
 	defer cancel()
-	return l.store.Release(ctx, key, token)
+	err := l.store.Release(ctx, key, token)
+	l.outage.report(err)
+	return err
 }
 
 // answered is true if a release reached the Store: whatever it said, the token is gone.

@@ -41,6 +41,12 @@ type Options struct {
 	// OpTimeout bounds one operation on the Store, connecting included; 2s if zero.
 	// Without an answer by then the Store counts as unavailable.
 	OpTimeout time.Duration
+
+	// OnOutage, if set, is called with the reason when the Store becomes unavailable, once per
+	// outage, and OnRecovery when it answers again, with how long it was away. They must not
+	// use the Locker.
+	OnOutage   func(error)
+	OnRecovery func(time.Duration)
 }
 
 // A Locker takes locks in one [Store]. Callers of one process should share a Locker: they
@@ -51,6 +57,7 @@ type Locker struct {
 	opTimeout time.Duration
 	lines     *lines
 	leftovers leftovers
+	outage    outage
 }
 
 // New returns a Locker over store, which it closes when it is closed itself.
@@ -58,11 +65,18 @@ func New(store Store, o Options) *Locker {
 	if o.OpTimeout <= 0 {
 		o.OpTimeout = DefaultOpTimeout
 	}
+	if o.OnOutage == nil {
+		o.OnOutage = func(error) {}
+	}
+	if o.OnRecovery == nil {
+		o.OnRecovery = func(time.Duration) {}
+	}
 	return &Locker{
 		store:     store,
 		opTimeout: o.OpTimeout,
 		lines:     newLines(),
 		leftovers: leftovers{byKey: make(map[string][]Token)},
+		outage:    outage{onOutage: o.OnOutage, onRecovery: o.OnRecovery},
 	}
 }
 
@@ -167,7 +181,7 @@ func (l *Locker) Acquire(ctx context.Context, name string, options ...AcquireOpt
 // Every attempt has the same token: one that went unanswered is asked again by that.
 func (l *Locker) ask(ctx context.Context, h *Handle, r request, arrived time.Time, inLine bool) error {
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
-		err := l.attempt(ctx, h)
+		err := l.attempt(ctx, h, inLine)
 		if err == nil {
 			h.turn.settle(&HeldError{Why: Held})
 			return nil
@@ -203,14 +217,22 @@ func (l *Locker) ask(ctx context.Context, h *Handle, r request, arrived time.Tim
 
 // attempt asks once. It is not cut short when ctx ends: an answer that nobody waits for
 // would leave a lock behind.
-func (l *Locker) attempt(ctx context.Context, h *Handle) error {
+func (l *Locker) attempt(ctx context.Context, h *Handle, inLine bool) error {
 	op, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.opTimeout)
 	defer cancel()
+	if !inLine {
+		done, err := l.outage.admit(op)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
 	if err := l.clearLeftovers(op, h.key); err != nil {
 		return err
 	}
 	t0 := time.Now() // before asking: the grant may be older than its answer
 	grant, err := l.store.Acquire(op, h.key, h.token, h.lease)
+	l.outage.report(err)
 	if err != nil {
 		return err
 	}

@@ -18,10 +18,11 @@ import (
 // faulty is a Store between the Locker and a real one, for tests of what the network does.
 type faulty struct {
 	lock.Store
-	mu     sync.Mutex
-	ask    func(next func() (lock.Grant, error)) (lock.Grant, error) // nil: as it comes
-	give   func(next func() error) error
-	closed atomic.Bool
+	mu      sync.Mutex
+	ask     func(next func() (lock.Grant, error)) (lock.Grant, error) // nil: as it comes
+	give    func(next func() error) error
+	prolong func(next func() (lock.Grant, error)) (lock.Grant, error)
+	closed  atomic.Bool
 }
 
 // onAcquire has f answer from now on; next asks the real Store.
@@ -35,6 +36,23 @@ func (s *faulty) onRelease(f func(next func() error) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.give = f
+}
+
+func (s *faulty) onRenew(f func(next func() (lock.Grant, error)) (lock.Grant, error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prolong = f
+}
+
+func (s *faulty) Renew(ctx context.Context, key string, token lock.Token, lease time.Duration) (lock.Grant, error) {
+	next := func() (lock.Grant, error) { return s.Store.Renew(ctx, key, token, lease) }
+	s.mu.Lock()
+	prolong := s.prolong
+	s.mu.Unlock()
+	if prolong != nil {
+		return prolong(next)
+	}
+	return next()
 }
 
 func (s *faulty) Acquire(ctx context.Context, key string, token lock.Token, lease time.Duration) (lock.Grant, error) {
@@ -68,6 +86,8 @@ var (
 	errNoReply = &lock.UnavailableError{Doubtful: true, Err: errors.New("no reply")}
 	errNoDial  = &lock.UnavailableError{Err: errors.New("connection refused")}
 )
+
+func noRenewal(func() (lock.Grant, error)) (lock.Grant, error) { return lock.Grant{}, errNoReply }
 
 // newLocker returns a Locker over a memory Store of its own, and joins all it started when the
 // test ends.
@@ -240,6 +260,7 @@ func TestCallerLeavesDuringAttempt(t *testing.T) {
 func TestHandleIsContextWithDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, store := newLocker(t)
+		store.onRenew(noRenewal)
 		type ctxKey struct{}
 		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), ctxKey{}, "value"))
 		t0 := time.Now()
@@ -287,6 +308,7 @@ func TestSlowAnswerShortensDeadline(t *testing.T) {
 		})
 		t0 := time.Now()
 		h := acquire(t, l, "name", lock.Lease(2*time.Second))
+		store.onAcquire(nil)
 		if d := h.Deadline().Sub(t0); d >= 2*time.Second {
 			t.Errorf("deadline %v after asking, want less than the lease of 2s", d)
 		}

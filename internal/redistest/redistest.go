@@ -119,6 +119,22 @@ func (s *Server) Now(t testing.TB) time.Time {
 	return now
 }
 
+// Reads returns how often the server read from a connection so far: a pipeline is one read.
+func (s *Server) Reads(t testing.TB) int {
+	t.Helper()
+	info, err := s.Client.Info(t.Context(), "stats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(info, "total_reads_processed:")
+	count, _, _ := strings.Cut(rest, "\r")
+	reads, err := strconv.Atoi(count)
+	if err != nil {
+		t.Fatalf("stats: %v", err)
+	}
+	return reads
+}
+
 // Commands returns how often the server ran each command so far, those in scripts included.
 // What a connection says at its beginning, and what this package asks, is left out.
 func (s *Server) Commands(t testing.TB) map[string]int {

@@ -1,0 +1,121 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
+	"github.com/caddy-redis-lock/caddy-redis-lock/lock"
+)
+
+// renewAll renews n locks at the same time and returns the errors.
+func renewAll(t *testing.T, store lock.Store, keys []string, token lock.Token, patience time.Duration) []error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	errs := make([]error, len(keys))
+	var wg sync.WaitGroup
+	for i, key := range keys {
+		wg.Go(func() { _, errs[i] = store.Renew(ctx, key, token, time.Minute) })
+	}
+	wg.Wait()
+	return errs
+}
+
+func acquireAll(t *testing.T, store lock.Store, n int, token lock.Token) (keys []string) {
+	t.Helper()
+	for i := range n {
+		key := lock.Key("lock.", string(rune('a'+i%26))+string(rune('a'+i/26)))
+		if _, err := store.Acquire(t.Context(), key, token, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+func TestRenewalsGoTogether(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store := openGetSet(t, server)
+	token := lock.NewToken()
+	keys := acquireAll(t, store, 200, token)
+	server.Client.ScriptFlush(t.Context()) // as after a restart
+	lost := lock.NewToken()
+	server.Client.HSet(t.Context(), "{"+keys[7]+"}:holder", "t", string(lost))
+
+	for i, err := range renewAll(t, store, keys, token, time.Minute) {
+		if i == 7 {
+			if !errors.Is(err, lock.ErrLost) {
+				t.Errorf("renewal of a lock that is another's: %v", err)
+			}
+		} else if err != nil {
+			t.Errorf("renewal %d: %v", i, err)
+		}
+	}
+	reads := server.Reads(t)
+	renewAll(t, store, keys, token, time.Minute)
+	if reads = server.Reads(t) - reads; reads > len(keys)/4 {
+		t.Errorf("%d renewals at the same time took %d reads of the server", len(keys), reads)
+	}
+}
+
+func TestRenewalsOfHungServer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store := openGetSet(t, server)
+	token := lock.NewToken()
+	keys := acquireAll(t, store, 20, token)
+	server.Pause()
+	for i, err := range renewAll(t, store, keys, token, 100*time.Millisecond) {
+		if !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("renewal %d of a server that hangs: %v", i, err)
+		}
+	}
+	server.Resume()
+	for i, err := range renewAll(t, store, keys, token, time.Minute) {
+		if err != nil {
+			t.Errorf("renewal %d afterwards: %v", i, err)
+		}
+	}
+}
+
+func TestRenewalsOverBrokenConnection(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store := openGetSet(t, server)
+	token := lock.NewToken()
+	keys := acquireAll(t, store, 20, token)
+	for range 5 {
+		server.Client.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes")
+		for i, err := range renewAll(t, store, keys, token, time.Minute) {
+			if err != nil {
+				t.Errorf("renewal %d: %v", i, err)
+			}
+		}
+	}
+}
+
+func TestRenewalIsGivenUp(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store := openGetSet(t, server)
+	token := lock.NewToken()
+	keys := acquireAll(t, store, 2, token)
+	server.Pause()
+	ctx, giveUp := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for _, key := range keys {
+		wg.Go(func() {
+			if _, err := store.Renew(ctx, key, token, time.Minute); !errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+				t.Errorf("renewal: %v", err)
+			}
+		})
+	}
+	giveUp()
+	wg.Wait() // at once, and not when the server goes on
+	server.Resume()
+}

@@ -1,0 +1,85 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// An outage is found once and shared: while the Store is away, one newcomer at a time asks it,
+// and the others hear what that one found out, instead of a time-out each.
+type outage struct {
+	onOutage   func(error)
+	onRecovery func(time.Duration)
+
+	away atomic.Bool // written under mu
+
+	mu    sync.Mutex
+	since time.Time
+	err   error
+	probe chan struct{} // closed when the one who asks has its answer; nil: nobody asks
+}
+
+// admit returns nil to a newcomer who may ask, and otherwise why not. Whoever is admitted calls
+// done after that.
+func (o *outage) admit(ctx context.Context) (done func(), err error) {
+	for o.away.Load() {
+		o.mu.Lock()
+		probe := o.probe
+		if probe == nil && o.away.Load() {
+			mine := make(chan struct{})
+			o.probe = mine
+			o.mu.Unlock()
+			return func() { o.endProbe(mine) }, nil
+		}
+		o.mu.Unlock()
+		if probe == nil {
+			break
+		}
+		select {
+		case <-probe:
+		case <-ctx.Done():
+			return nil, &UnavailableError{Err: context.Cause(ctx)}
+		}
+		o.mu.Lock()
+		err := o.err
+		o.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+	}
+	return func() {}, nil
+}
+
+func (o *outage) endProbe(mine chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.probe = nil
+	close(mine)
+}
+
+// report learns from every operation's outcome. Any answer of the Store ends an outage.
+func (o *outage) report(err error) {
+	unavailable, failed := errors.AsType[*UnavailableError](err)
+	if failed && errors.Is(err, context.Canceled) || !failed && !o.away.Load() {
+		return // nobody waited for the answer; or all is well, as ever
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch was := o.away.Load(); {
+	case failed:
+		// The next one's operation was not this one: it is not in doubt.
+		o.err = &UnavailableError{Err: unavailable.Err}
+		if !was {
+			o.since = time.Now()
+			o.away.Store(true)
+			o.onOutage(err)
+		}
+	case was:
+		o.err = nil
+		o.away.Store(false)
+		o.onRecovery(time.Since(o.since))
+	}
+}

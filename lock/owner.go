@@ -1,0 +1,90 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// A lock is renewed a third of its lease after the last renewal was sent, so that two may
+// fail. Times are rounded down to a common beat, a fraction of the lease: renewals that fall
+// due close together are sent together.
+const (
+	renewalsPerLease = 3
+	beatsPerLease    = 32
+)
+
+// An owner renews one lock. It is a timer until the first renewal is due, which most locks do
+// not live to see, and a goroutine from then on.
+type owner struct {
+	timer *time.Timer
+	stop  context.CancelFunc
+	once  sync.Once
+	ended chan struct{} // closed when nothing is under way any more
+}
+
+// start has h renewed, whose lock was granted to a question asked at t0.
+func (o *owner) start(h *Handle, t0 time.Time) {
+	ctx, stop := context.WithCancel(h.ctx) // a lost lock needs no renewal
+	o.stop = stop
+	o.ended = make(chan struct{})
+	o.timer = time.AfterFunc(untilRenewal(h.lease, t0), func() {
+		defer close(o.ended)
+		h.keepRenewing(ctx)
+	})
+}
+
+// join ends the renewing, and returns when nothing of it is under way any more.
+func (o *owner) join() {
+	if o.timer == nil {
+		return // a local lock
+	}
+	o.once.Do(func() {
+		o.stop()
+		if o.timer.Stop() {
+			close(o.ended) // it never began
+		}
+	})
+	<-o.ended
+}
+
+func untilRenewal(lease time.Duration, t0 time.Time) time.Duration {
+	due := t0.Add(lease / renewalsPerLease)
+	early := due.Sub(due.Truncate(lease / beatsPerLease))
+	return time.Until(due) - early
+}
+
+// keepRenewing renews until ctx ends or the lock is lost. While the Store is away it tries on:
+// it is the deadline, and not a failed renewal, that ends a lock.
+func (h *Handle) keepRenewing(ctx context.Context) {
+	for {
+		t0 := time.Now()
+		grant, err := h.renewOnce(ctx)
+		pause := untilRenewal(h.lease, t0)
+		switch lost, ok := errors.AsType[*LostError](err); {
+		case ctx.Err() != nil:
+			return
+		case ok:
+			h.lose(lost)
+			return
+		case err != nil:
+			pause = h.lease / beatsPerLease
+		case !h.prolong(grant, t0):
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (h *Handle) renewOnce(ctx context.Context) (Grant, error) {
+	ctx, cancel := context.WithTimeout(ctx, h.locker.opTimeout)
+	defer cancel()
+	grant, err := h.locker.store.Renew(ctx, h.key, h.token, h.lease)
+	h.locker.outage.report(err)
+	return grant, err
+}
