@@ -72,10 +72,13 @@ func openRedis(config *Redis) (*sharedRedis, error) {
 	options.MaxRetries = -1
 	options.DialerRetries = 1
 	options.ContextTimeoutEnabled = true
-	options.DialTimeout = lock.DefaultOpTimeout
+	// Connecting must end before the operation does: only then it is known that nothing was sent.
+	options.DialTimeout = lock.DefaultOpTimeout * 3 / 4
 	options.DisableIdentity = true
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	s := &sharedRedis{key: sha256.Sum256([]byte(address)), options: *options}
+	identity := fmt.Sprintf("%q %q %q %q %d %v",
+		options.Network, options.Addr, options.Username, options.Password, options.DB, options.TLSConfig != nil)
+	s := &sharedRedis{key: sha256.Sum256([]byte(identity)), options: *options}
 	if _, _, err := s.use(); err != nil {
 		return nil, err
 	}
@@ -161,7 +164,7 @@ func parseAddress(address string) (*redis.Options, error) {
 			}
 			return nil, fmt.Errorf("address %q is not valid: %s", address, want)
 		}
-		return &redis.Options{Addr: address}, nil
+		return &redis.Options{Network: "tcp", Addr: address}, nil
 	}
 	switch scheme {
 	case "redis", "rediss", "unix":

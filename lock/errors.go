@@ -16,7 +16,7 @@ var (
 	ErrHeld = errors.New("lock is held")
 
 	// ErrTimeout: somebody else had the lock, or stood in line before the caller,
-	// until the caller's [Wait] ran out.
+	// until the caller's [Wait] ran out. The error is a [*TimeoutError].
 	ErrTimeout = errors.New("lock was not free within the wait")
 
 	// ErrLineFull: as many callers as [Queue] allows already wait for the lock.
@@ -63,15 +63,29 @@ type HeldError struct {
 	For time.Duration
 }
 
-func (e *HeldError) Error() string {
-	if e.Why == ForeignValue {
-		return "lock is held: its key contains something that is not a lock; delete the key if no other program needs it"
-	}
-	return ErrHeld.Error()
-}
+func (e *HeldError) Error() string { return explain(ErrHeld, e.Why) }
 
 // Unwrap makes errors.Is(err, ErrHeld) true.
 func (e *HeldError) Unwrap() error { return ErrHeld }
+
+// TimeoutError is an [ErrTimeout].
+type TimeoutError struct {
+	// Why the Store refused the lock at last; empty if it was not asked.
+	Why Reason
+}
+
+func (e *TimeoutError) Error() string { return explain(ErrTimeout, e.Why) }
+
+// Unwrap makes errors.Is(err, ErrTimeout) true.
+func (e *TimeoutError) Unwrap() error { return ErrTimeout }
+
+// explain says what a person can do where waiting does not help.
+func explain(err error, why Reason) string {
+	if why == ForeignValue {
+		return err.Error() + ": its key contains something that is not a lock; delete the key if no other program needs it"
+	}
+	return err.Error()
+}
 
 // LostError is an [ErrLost].
 type LostError struct {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -146,13 +147,13 @@ func (s *getset) send(ctx context.Context, script *redis.Script, keys []string, 
 	return raw, true, err
 }
 
-// run sends one operation, and once more if its connection broke: a server that was
-// restarted, or that closes idle connections, is found out only by writing to it. resent
-// tells that the first one may have been carried out.
+// run sends one operation, and again if its connection broke: that a server was restarted, or
+// closes idle connections, is found out only by writing to it, once for each connection of the
+// pool. resent tells that an earlier one may have been carried out.
 func (s *getset) run(ctx context.Context, send sender, script *redis.Script, key string, args ...any) (rep reply, resent bool, err error) {
 	keys := []string{key, "{" + key + "}:holder"}
 	raw, sent, err := send(ctx, script, keys, args)
-	if brokenConnection(err) && ctx.Err() == nil {
+	for tries := s.client.PoolStats().IdleConns + 1; tries > 0 && brokenConnection(err) && ctx.Err() == nil; tries-- {
 		resent = true
 		raw, _, err = send(ctx, script, keys, args)
 	}
@@ -181,13 +182,27 @@ func brokenConnection(err error) bool {
 }
 
 // mayHaveRun is false if the server cannot have run the script, or has said that it did
-// not. An error from within a script is no such answer: what a script wrote before stays.
+// not. Any other error may come from within the script, whose first commands stay, or from a
+// proxy that had sent the script on.
 func mayHaveRun(err error) bool {
 	if neverSent(err) {
 		return false
 	}
 	answer, ok := errors.AsType[redis.Error](err)
-	return !ok || strings.Contains(answer.Error(), "script")
+	if !ok {
+		return true
+	}
+	message := answer.Error()
+	if strings.Contains(message, "script") {
+		return true
+	}
+	return !slices.ContainsFunc(refusals, func(refusal string) bool { return strings.HasPrefix(message, refusal) })
+}
+
+// refusals begin the answers by which Redis refuses a command before it runs.
+var refusals = []string{
+	"NOAUTH ", "WRONGPASS ", "NOPERM ", "READONLY ", "LOADING ", "MASTERDOWN ", "CLUSTERDOWN ",
+	"MOVED ", "ASK ", "TRYAGAIN ", "ERR max number of clients reached", "DENIED ",
 }
 
 // neverSent is true if no connection came about, so that the server cannot have heard of

@@ -29,7 +29,6 @@ type Handle struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	fence  int64
-	waited time.Duration
 
 	mu       sync.Mutex
 	deadline time.Time
@@ -38,20 +37,27 @@ type Handle struct {
 
 	owner owner
 
+	pass     sync.Once
 	release  sync.Once
 	released error
 }
 
-// hold begins the life of a lock that was granted to an attempt begun at t0.
-func (h *Handle) hold(ctx context.Context, grant Grant, t0 time.Time) {
+// hold begins the life of a lock that was granted to an attempt begun at t0. It is false if
+// that is over by now.
+func (h *Handle) hold(ctx context.Context, grant Grant, t0 time.Time) bool {
+	deadline := h.sureUntil(grant, t0)
+	if !time.Now().Before(deadline) {
+		return false
+	}
 	h.granted = true
 	h.fence = grant.Fence
-	h.deadline = h.sureUntil(grant, t0)
+	h.deadline = deadline
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	h.mu.Lock() // the timers may fire at once
 	defer h.mu.Unlock()
-	h.expiry = time.AfterFunc(time.Until(h.deadline), h.expire)
+	h.expiry = time.AfterFunc(time.Until(deadline), h.expire)
 	h.owner.start(h, t0)
+	return true
 }
 
 // holdLocally begins the life of a lock that this process alone knows of.
@@ -97,12 +103,17 @@ func (h *Handle) lose(err *LostError) {
 	h.loseLocked(err)
 }
 
+// loseLocked passes the turn on, too: a holder that does not stop must not block its name here
+// for longer than on other machines. The Store says when the next one may have the lock.
 func (h *Handle) loseLocked(err *LostError) {
 	if !h.over {
 		h.over = true
 		h.cancel(err)
+		h.passTurn()
 	}
 }
+
+func (h *Handle) passTurn() { h.pass.Do(h.turn.pass) }
 
 // Context returns a context with the values of the one given to Acquire. It ends when the
 // lock is released (its cause is [ErrReleased] then) or lost (a [*LostError]): before anybody
@@ -121,9 +132,6 @@ func (h *Handle) Deadline() time.Time {
 	defer h.mu.Unlock()
 	return h.deadline
 }
-
-// Waited returns how long Acquire took.
-func (h *Handle) Waited() time.Duration { return h.waited }
 
 // Local is true if the lock was taken inside this process only, see [OrLocal].
 func (h *Handle) Local() bool { return !h.granted }
@@ -149,8 +157,7 @@ func (h *Handle) Release(ctx context.Context) error {
 		if lost, ok := errors.AsType[*LostError](context.Cause(h.ctx)); ok {
 			h.released = lost
 		}
-		err := h.giveBack(ctx)
-		if h.released == nil && h.granted {
+		if err := h.giveBack(ctx); h.released == nil {
 			h.released = err
 		}
 	})
@@ -177,27 +184,24 @@ func (h *Handle) end() {
 
 // giveBack releases the lock in the Store, if it may be there, and passes the turn on.
 func (h *Handle) giveBack(ctx context.Context) error {
-	defer h.turn.pass()
-	if !h.granted && !h.doubtful {
-		return nil
+	defer h.locker.lines.done()
+	defer h.passTurn()
+	switch {
+	case h.granted:
+		err := h.locker.releaseOnce(ctx, h.key, h.token)
+		if !answered(err) {
+			h.leaveBehind()
+		}
+		return err
+	case h.doubtful:
+		// Its caller has waited long enough for a Store that does not answer.
+		h.leaveBehind()
 	}
-	err := h.locker.releaseOnce(ctx, h.key, h.token)
-	if !answered(err) {
-		h.locker.leaveBehind(h.key, h.token, h.lease)
-	}
-	return err
+	return nil
 }
 
-// giveUp takes an Acquire that failed back. Its caller has waited long enough for a Store
-// that does not answer.
+// giveUp takes an Acquire that failed back; its caller hears why.
 func (h *Handle) giveUp() {
 	h.end()
-	if h.granted {
-		_ = h.giveBack(context.Background()) // the caller hears why Acquire failed
-		return
-	}
-	if h.doubtful {
-		h.locker.leaveBehind(h.key, h.token, h.lease)
-	}
-	h.turn.pass()
+	_ = h.giveBack(context.Background())
 }

@@ -22,7 +22,6 @@ const (
 type leftovers struct {
 	mu    sync.Mutex
 	byKey map[string][]Token
-	tasks sync.WaitGroup
 }
 
 func (o *leftovers) of(key string) []Token {
@@ -48,22 +47,31 @@ func (o *leftovers) remove(key string, token Token) {
 	}
 }
 
-// leaveBehind releases token in the background. It must be called before the turn is passed.
-func (l *Locker) leaveBehind(key string, token Token, lease time.Duration) {
-	l.leftovers.add(key, token)
+// leaveBehind releases the handle's token in the background. It must be called before the turn
+// is passed.
+func (h *Handle) leaveBehind() {
+	l := h.locker
+	l.leftovers.add(h.key, h.token)
 	l.lines.retain()
-	l.leftovers.tasks.Go(func() {
+	go func() {
 		defer l.lines.done()
-		defer l.leftovers.remove(key, token)
+		defer l.leftovers.remove(h.key, h.token)
 		// The key counts whole seconds and one more: a lock can last 2s beyond its lease.
-		runsOut := time.Now().Add(lease + 2*time.Second)
+		runsOut := time.Now().Add(h.lease + 2*time.Second)
+		overtaken := h.granted
 		for pause := minRelease; time.Now().Before(runsOut); pause = min(2*pause, maxRelease) {
-			if answered(l.releaseOnce(context.Background(), key, token)) {
-				return
+			err := l.releaseOnce(context.Background(), h.key, h.token)
+			if answered(err) {
+				if !errors.Is(err, ErrLost) || overtaken {
+					return
+				}
+				// Not there. But the attempt may be slower than its release: look once more.
+				overtaken = true
+				pause = l.opTimeout
 			}
 			time.Sleep(pause)
 		}
-	})
+	}()
 }
 
 // clearLeftovers releases what is left over of key, so that it is not in the way. Its error is

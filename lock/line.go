@@ -13,9 +13,11 @@ import (
 type lines struct {
 	mu     sync.Mutex
 	byKey  map[string]*line
-	tasks  int           // in the background, see retain
-	closed func() error  // once set, called when the last line and task has ended
+	users  int           // of the Store, see retain
+	closed func() error  // once set, called when the last line and user is gone
 	idle   chan struct{} // closed after that
+
+	closeErr error // of closed; read it when idle is closed
 }
 
 type line struct {
@@ -33,6 +35,7 @@ type turn struct {
 	key     string
 	decided chan struct{} // closed with the first verdict
 	verdict error         // why nobody else can have the lock; guarded by lines.mu
+	waits   bool          // its owner waits, too; guarded by lines.mu
 }
 
 // errTurnPassed is the verdict of a turn whose owner left without an answer.
@@ -60,6 +63,8 @@ func (q *lines) join(ctx context.Context, key string, wait time.Duration, limit 
 			return nil, false, err
 		}
 		switch verdict := t.await(ctx); {
+		case ctx.Err() != nil:
+			return nil, false, context.Cause(ctx)
 		case errors.Is(verdict, errTurnPassed):
 			continue // the line may be gone by now
 		case errors.Is(verdict, ErrHeld) && errors.Is(err, ErrLineFull):
@@ -88,10 +93,18 @@ func (q *lines) enter(key string, wait time.Duration, limit int) (t *turn, place
 		return nil, nil, ln.turn.verdict
 	case wait <= 0:
 		return ln.turn, nil, ErrHeld
-	case ln.waiting.Len() >= limit:
+	case ln.length() >= limit:
 		return ln.turn, nil, ErrLineFull
 	}
 	return nil, ln.waiting.PushBack(&waiter{turn: make(chan *turn, 1)}), nil
+}
+
+// length is how many wait, including an owner of the turn who has been refused.
+func (ln *line) length() int {
+	if ln.turn.waits {
+		return ln.waiting.Len() + 1
+	}
+	return ln.waiting.Len()
 }
 
 func (q *lines) newTurn(key string) *turn {
@@ -115,10 +128,14 @@ func (q *lines) await(ctx context.Context, key string, place *list.Element, wait
 		if given != nil {
 			return given, nil // late, but worth asking once
 		}
-		if verdict := ahead.await(ctx); errors.Is(verdict, ErrUnavailable) || ctx.Err() != nil {
+		verdict := ahead.await(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case errors.Is(verdict, ErrUnavailable):
 			return nil, verdict
 		}
-		return nil, ErrTimeout
+		return nil, &TimeoutError{}
 	}
 }
 
@@ -137,7 +154,7 @@ func (q *lines) leave(key string, place *list.Element) (given, ahead *turn) {
 	}
 }
 
-// close calls closed when the last line and task has ended, which may be now, and returns a channel
+// close calls closed when the last line and user is gone, which may be now, and returns a channel
 // that is closed after that.
 func (q *lines) close(closed func() error) <-chan struct{} {
 	q.mu.Lock()
@@ -153,29 +170,31 @@ func (q *lines) close(closed func() error) <-chan struct{} {
 func (q *lines) retain() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.tasks++
+	q.users++
 }
 
 func (q *lines) done() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.tasks--
+	q.users--
 	q.endIfIdle()
 }
 
 // endIfIdle must be called with q.mu held.
 func (q *lines) endIfIdle() {
-	if q.closed != nil && len(q.byKey) == 0 && q.tasks == 0 {
-		_ = q.closed() // nobody is left who could act on the error
+	if q.closed != nil && len(q.byKey) == 0 && q.users == 0 {
+		q.closeErr = q.closed()
 		close(q.idle)
 	}
 }
 
-// settle says why nobody else can have the lock: a *HeldError or an *UnavailableError.
-func (t *turn) settle(verdict error) {
+// settle says why nobody else can have the lock, a *HeldError or an *UnavailableError, and
+// whether the owner of the turn waits for it like the others.
+func (t *turn) settle(verdict error, waits bool) {
 	t.lines.mu.Lock()
 	defer t.lines.mu.Unlock()
 	t.settleLocked(verdict)
+	t.waits = waits
 }
 
 func (t *turn) settleLocked(verdict error) {

@@ -165,15 +165,20 @@ func (l *Locker) Acquire(ctx context.Context, name string, options ...AcquireOpt
 		return nil, err
 	}
 	h.turn = turn
-	err = l.ask(ctx, h, r, arrived, queued)
-	if err == nil && ctx.Err() != nil {
-		err = context.Cause(ctx) // it left while the Store was answering
-	}
-	if err != nil {
-		h.giveUp()
+	l.lines.retain() // until giveBack
+	taken := false
+	defer func() {
+		if !taken {
+			h.giveUp()
+		}
+	}()
+	if err := l.ask(ctx, h, r, arrived, queued); err != nil {
 		return nil, err
 	}
-	h.waited = time.Since(arrived)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx) // it left while the Store was answering
+	}
+	taken = true
 	return h, nil
 }
 
@@ -182,29 +187,27 @@ func (l *Locker) Acquire(ctx context.Context, name string, options ...AcquireOpt
 func (l *Locker) ask(ctx context.Context, h *Handle, r request, arrived time.Time, inLine bool) error {
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
 		err := l.attempt(ctx, h, inLine)
+		away := errors.Is(err, ErrUnavailable)
+		if away && r.orLocal {
+			h.holdLocally(ctx)
+			err = nil
+		}
 		if err == nil {
-			h.turn.settle(&HeldError{Why: Held})
+			h.turn.settle(&HeldError{Why: Held}, false)
 			return nil
 		}
-		unavailable, away := errors.AsType[*UnavailableError](err)
-		if away {
-			h.doubtful = h.doubtful || unavailable.Doubtful
-			if r.orLocal {
-				h.holdLocally(ctx)
-				h.turn.settle(&HeldError{Why: Held})
-				return nil
-			}
-		}
-		h.turn.settle(err)
-
 		remaining := r.wait - time.Since(arrived)
+		patient := remaining > 0 && (inLine || !away)
+		h.turn.settle(err, patient && r.queue > 0)
+		held, _ := errors.AsType[*HeldError](err)
 		switch {
-		case r.wait <= 0, away && !inLine:
+		case patient && (inLine || r.queue > 0):
+		case away || r.wait <= 0:
 			return err
-		case remaining <= 0 && !away:
-			return ErrTimeout
 		case remaining <= 0:
-			return err
+			return &TimeoutError{Why: held.Why}
+		default:
+			return ErrLineFull
 		}
 		inLine = true
 		select {
@@ -233,22 +236,23 @@ func (l *Locker) attempt(ctx context.Context, h *Handle, inLine bool) error {
 	t0 := time.Now() // before asking: the grant may be older than its answer
 	grant, err := l.store.Acquire(op, h.key, h.token, h.lease)
 	l.outage.report(err)
-	if err != nil {
-		return err
+	if err == nil && !h.hold(ctx, grant, t0) {
+		err = &UnavailableError{Doubtful: true, Err: errors.New("the answer came after the lease had passed")}
 	}
-	h.hold(ctx, grant, t0)
-	return nil
+	if away, ok := errors.AsType[*UnavailableError](err); ok && away.Doubtful {
+		h.doubtful = true
+	}
+	return err
 }
 
 // Close closes the Store as soon as no lock is held and nobody waits for one. It returns
-// then, or with the cause of ctx if ctx ends first; the Store is closed all the same. Acquire
-// fails from now on with [ErrUnavailable].
+// then with the Store's error, or with the cause of ctx if ctx ends first; the Store is closed
+// all the same. Acquire fails from now on with [ErrUnavailable].
 func (l *Locker) Close(ctx context.Context) error {
 	idle := l.lines.close(l.store.Close)
 	select {
 	case <-idle:
-		l.leftovers.tasks.Wait()
-		return nil
+		return l.lines.closeErr
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

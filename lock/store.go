@@ -10,7 +10,8 @@ import (
 // method is one atomic step, judged by the Store's own clock. Stores know keys (see
 // [Key]) and tokens; names, waiting and handles are the [Locker]'s business.
 //
-// All methods are safe for concurrent use and return at the latest when ctx ends. Their
+// All methods are safe for concurrent use and return at the latest when the deadline of ctx
+// passes. Their
 // errors are a [*HeldError], a [*LostError] or an [*UnavailableError]. The conformance
 // suite in package locktest says in detail what a Store must do.
 type Store interface {
