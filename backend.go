@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/redis/go-redis/v9"
@@ -102,7 +103,14 @@ func (clientLog) Printf(_ context.Context, format string, args ...any) {
 func (s *sharedRedis) use() (*lock.Locker, func(), error) {
 	shared, _, err := redisLockers.LoadOrNew(s.key, func() (caddy.Destructor, error) {
 		options := s.options // the client fills in what is missing
-		return redisLocker{lock.New(lock.NewGetSet(redis.NewClient(&options)), lock.Options{})}, nil
+		return redisLocker{lock.New(lock.NewGetSet(redis.NewClient(&options)), lock.Options{
+			OnOutage: func(err error) {
+				logger().Error("redis is unavailable", zap.String("redis", options.Addr), zap.Error(err))
+			},
+			OnRecovery: func(away time.Duration) {
+				logger().Info("redis is available again", zap.String("redis", options.Addr), zap.Duration("away", away))
+			},
+		})}, nil
 	})
 	if err != nil {
 		return nil, nil, err
@@ -114,6 +122,9 @@ func (s *sharedRedis) close() error {
 	_, err := redisLockers.Delete(s.key)
 	return err
 }
+
+// logger outlives configurations, as Lockers do.
+func logger() *zap.Logger { return caddy.Log().Named(string(Handler{}.CaddyModule().ID)) }
 
 type redisLocker struct{ *lock.Locker }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/dustin/go-humanize"
 
 	"github.com/caddy-redis-lock/caddy-redis-lock/lock"
 )
@@ -64,6 +66,11 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 //		lease          <duration>
 //		wait           <duration>
 //		queue          <n>
+//		max_hold       <duration>
+//		buffer         <size>
+//		on_disconnect  finish|cancel
+//		on_lost        cancel|continue
+//		fence_header   <field>
 //		status         <code>
 //		prefix         <string>
 //		on_redis_error reject|pass
@@ -115,14 +122,19 @@ type parser func(h *Handler, args []string) error
 
 var parsers = map[string]parser{
 	"name":           list(checkNames, func(h *Handler, v []string) { h.Name = v }),
-	"on_no_name":     one(text, checkRejectOrPass, func(h *Handler, v string) { h.OnNoName = v }),
+	"on_no_name":     one(text, checkOneOf(reject, pass), func(h *Handler, v string) { h.OnNoName = v }),
 	"methods":        list(checkMethods, func(h *Handler, v []string) { h.Methods = v }),
 	"lease":          one(duration, lock.CheckLease, func(h *Handler, v time.Duration) { h.Lease = caddy.Duration(v) }),
 	"wait":           one(duration, checkNotNegative, func(h *Handler, v time.Duration) { h.Wait = caddy.Duration(v) }),
 	"queue":          one(number, checkNotNegative, func(h *Handler, v int) { h.Queue = &v }),
+	"max_hold":       one(duration, checkMaxHold, func(h *Handler, v time.Duration) { h.MaxHold = caddy.Duration(v) }),
+	"buffer":         one(size, checkNotNegative, func(h *Handler, v int64) { h.Buffer = &v }),
+	"on_disconnect":  one(text, checkOneOf(finishRun, cancelRun), func(h *Handler, v string) { h.OnDisconnect = v }),
+	"on_lost":        one(text, checkOneOf(cancelRun, continueRun), func(h *Handler, v string) { h.OnLost = v }),
+	"fence_header":   one(text, checkFenceHeader, func(h *Handler, v string) { h.FenceHeader = v }),
 	"status":         one(number, checkStatus, func(h *Handler, v int) { h.Status = v }),
 	"prefix":         one(text, lock.CheckPrefix, func(h *Handler, v string) { h.Prefix = v }),
-	"on_redis_error": one(text, checkRejectOrPass, func(h *Handler, v string) { h.OnRedisError = v }),
+	"on_redis_error": one(text, checkOneOf(reject, pass), func(h *Handler, v string) { h.OnRedisError = v }),
 	"redis":          list(checkAddresses, func(h *Handler, v []string) { h.Redis, h.Memory = &Redis{Address: v}, false }),
 	"memory":         none(func(h *Handler) { h.Redis, h.Memory = nil, true }),
 }
@@ -171,6 +183,14 @@ func number(s string) (int, error) {
 		return 0, fmt.Errorf("%q is not a whole number", s)
 	}
 	return n, nil
+}
+
+func size(s string) (int64, error) {
+	n, err := humanize.ParseBytes(s)
+	if err != nil || n > math.MaxInt64/2 {
+		return 0, fmt.Errorf("%q is not a size, such as 1MiB", s)
+	}
+	return int64(n), nil
 }
 
 func duration(s string) (time.Duration, error) {

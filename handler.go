@@ -25,6 +25,7 @@ const (
 	outcomeNoName   = "no_name"
 	outcomeError    = "error"
 	outcomeLost     = "lost"
+	outcomeMaxHold  = "max_hold"
 	outcomePassed   = "passed"
 )
 
@@ -39,47 +40,51 @@ var (
 	errUnavailable = errors.New("redis is unavailable, so the lock cannot be taken")
 )
 
-// ServeHTTP is the way of one request: does it need a lock, and which; take it, or refuse
-// the request; serve it; give the lock back.
+// ServeHTTP is the way of one request: does it need a lock, and which; read its body; take
+// the lock, or refuse the request; serve it; give the lock back.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	h.fence.strip(r)
 	if !h.needsLock(r) {
 		return next.ServeHTTP(w, r)
 	}
-	report := newReport(r)
-	name, err := h.resolveName(report.repl)
-	if err != nil {
-		report.outcome(outcomeNoName)
-		return err
-	}
-	report.name(name)
-	if name == "" {
-		if h.OnNoName == pass {
-			report.outcome(outcomePassed)
-			return next.ServeHTTP(w, r)
-		}
-		report.outcome(outcomeNoName)
-		return caddyhttp.Error(http.StatusBadRequest, errNoName)
-	}
-
 	locker, done, err := h.backend.use()
 	if err != nil {
 		return err
 	}
 	defer done()
+
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	name, nameErr := h.resolveName(repl)
+	key := lock.Key(h.Prefix, name)
+	if nameErr == nil && isHolding(r, locker, key) {
+		return next.ServeHTTP(w, r) // by a redis_lock around this one
+	}
+	report := newReport(r, repl)
+	switch {
+	case errors.Is(nameErr, errNoName) && h.OnNoName == pass:
+		report.outcome(outcomePassed)
+		return next.ServeHTTP(w, r)
+	case nameErr != nil:
+		report.outcome(outcomeNoName)
+		return nameErr
+	}
+	report.name(name)
+	if err := h.bufferBody(r); err != nil {
+		report.outcome(outcomeError)
+		return err
+	}
+
+	client := clientContext(r)
+	waiting, stop := waitingContext(r, client)
 	arrived := time.Now()
-	held, err := locker.Acquire(r.Context(), name, h.acquire...)
+	held, err := locker.Acquire(waiting, name, h.acquire...)
+	stop()
 	report.waited(time.Since(arrived))
 	if err != nil {
 		return h.refuse(w, report, name, err)
 	}
-	if held.Local() {
-		h.logger.Warn("redis is unavailable: the lock holds on this caddy only", zap.String("name", name))
-		report.outcome(outcomePassed)
-	} else {
-		report.outcome(outcomeAcquired)
-		report.fence(held.Fence())
-	}
-	return h.serveHolding(w, r, next, held, report, name)
+	report.taken(held)
+	return h.serve(next, report, h.hold(w, r, client, held, locker, key, name))
 }
 
 // needsLock is false for requests that pass at no cost.
@@ -119,8 +124,8 @@ func isWebSocketHandshake(r *http.Request) bool {
 	return false
 }
 
-// resolveName returns the first name that resolves, or "". The name is computed once, here:
-// handlers behind this one may rewrite what it is made of.
+// resolveName returns the first name that resolves, and otherwise an error for the client. The
+// name is computed once, here: handlers behind this one may rewrite what it is made of.
 func (h *Handler) resolveName(repl *caddy.Replacer) (string, error) {
 	for _, template := range h.Name {
 		name, err := repl.ReplaceFunc(template, func(_ string, value any) (any, error) {
@@ -135,66 +140,88 @@ func (h *Handler) resolveName(repl *caddy.Replacer) (string, error) {
 			}
 			return value, nil
 		})
-		switch {
-		case err == nil:
-			return name, nil
-		case !errors.Is(err, errNoName):
-			return "", err
+		if !errors.Is(err, errNoName) {
+			return name, err
 		}
 	}
-	return "", nil
+	return "", caddyhttp.Error(http.StatusBadRequest, errNoName)
 }
 
 // refuse turns the reason why a lock was not taken into an error for Caddy's error routes.
 func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err error) error {
-	if errors.Is(err, lock.ErrUnavailable) {
-		h.logger.Error("cannot take the lock", zap.String("name", name), zap.Error(err))
+	var why lock.Reason
+	switch {
+	case errors.Is(err, lock.ErrUnavailable):
+		// The log has it already, once for the whole outage.
 		report.outcome(outcomeError)
 		return report.retryLater(w, http.StatusServiceUnavailable, errUnavailable)
-	}
-	switch {
 	case errors.Is(err, lock.ErrHeld):
+		held, _ := errors.AsType[*lock.HeldError](err)
+		why = held.Why
 		report.outcome(outcomeHeld)
-		if held, ok := errors.AsType[*lock.HeldError](err); ok && held.Why == lock.ForeignValue {
-			h.foreignSeen.Do(func() {
-				h.logger.Warn("the lock's key contains something that is not a lock",
-					zap.String("name", name), zap.Error(err))
-			})
-		}
 	case errors.Is(err, lock.ErrTimeout):
+		timeout, _ := errors.AsType[*lock.TimeoutError](err)
+		why = timeout.Why
 		report.outcome(outcomeTimeout)
 	case errors.Is(err, lock.ErrLineFull):
 		report.outcome(outcomeFull)
-	default:
+	default: // the client is gone
 		report.outcome(outcomeError)
 		return caddyhttp.Error(statusClientClosed, err)
+	}
+	if why == lock.ForeignValue {
+		h.foreignSeen.Do(func() {
+			h.logger.Warn("the lock's key contains something that is not a lock",
+				zap.String("name", name), zap.Error(err))
+		})
 	}
 	return report.retryLater(w, h.Status, err)
 }
 
-// serveHolding runs the next handler with the lock held, under a context that ends when the
-// lock does. The release comes in a defer, as handlers panic to abort a response, and before
-// this returns: net/http completes the response after that, so a client that has its answer
+// serve runs the next handler with the lock held. The release comes in a defer, as handlers
+// panic to abort a response, and before the answer's end goes out: a client that has its answer
 // never meets its own lock.
-func (h *Handler) serveHolding(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler,
-	held *lock.Handle, report report, name string,
-) (err error) {
+func (h *Handler) serve(next caddyhttp.Handler, report report, x *holding) (err error) {
+	returned := false
 	defer func() {
-		released := held.Release(context.Background())
+		cut := x.join()
+		released := x.held.Release(context.Background())
+		h.reportEnd(report, x.name, cut, released)
 		switch {
-		case errors.Is(released, lock.ErrLost):
-			h.logger.Error("the lock was lost while the request was served",
-				zap.String("name", name), zap.Error(released))
-			report.outcome(outcomeLost)
-			if err != nil {
-				err = report.retryLater(w, http.StatusServiceUnavailable, released)
+		case returned && (cut == nil || x.response.complete()):
+			x.response.finish()
+		case cut == nil:
+			// A panic goes on.
+		case x.response.out():
+			panic(http.ErrAbortHandler) // the client must not take what it has for the answer
+		default:
+			// The handlers were cancelled, and may have panicked over that.
+			if v := recover(); v != nil && v != http.ErrAbortHandler {
+				panic(v)
 			}
-		case released != nil:
-			h.logger.Error("cannot release the lock; trying on in the background",
-				zap.String("name", name), zap.Error(released))
+			err = report.cutOff(x.w, cut)
 		}
 	}()
-	return next.ServeHTTP(w, r.WithContext(held.Context()))
+	err = next.ServeHTTP(x.response, x.request(h.fence))
+	returned = true
+	return err
+}
+
+func (h *Handler) reportEnd(report report, name string, cut, released error) {
+	switch {
+	case cut == errMaxHold:
+		report.outcome(outcomeMaxHold)
+	case errors.Is(released, lock.ErrLost):
+		report.outcome(outcomeLost)
+	}
+	switch {
+	case errors.Is(released, lock.ErrLost) && cut == nil && h.OnLost == cancelRun:
+		h.logger.Error("the lock was lost when it was about to be released",
+			zap.String("name", name), zap.Error(released))
+	case errors.Is(released, lock.ErrUnavailable):
+		h.logger.Warn("the lock cannot be released yet; trying on in the background",
+			zap.String("name", name), zap.Error(released))
+	}
 }
 
 // report tells what became of a request: to placeholders and to the access log.
@@ -203,8 +230,8 @@ type report struct {
 	extra *caddyhttp.ExtraLogFields
 }
 
-func newReport(r *http.Request) report {
-	p := report{repl: r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)}
+func newReport(r *http.Request, repl *caddy.Replacer) report {
+	p := report{repl: repl}
 	p.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	for _, placeholder := range []string{"name", "fence", "waited", "outcome", "retry_after"} {
 		p.repl.Set("http.redis_lock."+placeholder, "")
@@ -227,8 +254,13 @@ func (p report) waited(waited time.Duration) {
 	p.log(zap.Duration("redis_lock_waited", waited))
 }
 
-func (p report) fence(fence int64) {
-	p.repl.Set("http.redis_lock.fence", strconv.FormatInt(fence, 10))
+func (p report) taken(held *lock.Handle) {
+	if held.Local() {
+		p.outcome(outcomePassed)
+		return
+	}
+	p.outcome(outcomeAcquired)
+	p.repl.Set("http.redis_lock.fence", strconv.FormatInt(held.Fence(), 10))
 }
 
 // retryLater is an error with a Retry-After header, which survives Caddy's error routes.
@@ -237,6 +269,14 @@ func (p report) retryLater(w http.ResponseWriter, status int, err error) error {
 	w.Header().Set("Retry-After", seconds)
 	p.repl.Set("http.redis_lock.retry_after", seconds)
 	return caddyhttp.Error(status, err)
+}
+
+// cutOff is the error for a request whose handlers were cut off before they answered.
+func (p report) cutOff(w http.ResponseWriter, reason error) error {
+	if reason == errMaxHold {
+		return caddyhttp.Error(http.StatusGatewayTimeout, reason)
+	}
+	return p.retryLater(w, http.StatusServiceUnavailable, reason)
 }
 
 func (p report) log(field zap.Field) {

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -94,24 +95,251 @@ func TestNeedsLock(t *testing.T) {
 	}
 }
 
-func TestLostLock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHandler(t, &Handler{Name: []string{"lost"}})
-		r, w := newRequest(http.MethodPost, "/")
-		err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-			<-r.Context().Done()
-			if cause := context.Cause(r.Context()); !errors.Is(cause, lock.ErrLost) {
-				t.Errorf("the request ended by %v, want the lost lock", cause)
+// neverRenewed is a Store whose renewals say that the lock is another's.
+type neverRenewed struct{ lock.Store }
+
+func (neverRenewed) Renew(context.Context, string, lock.Token, time.Duration) (lock.Grant, error) {
+	return lock.Grant{}, &lock.LostError{Why: lock.NotOwner}
+}
+
+type testBackend struct{ *lock.Locker }
+
+func (b testBackend) use() (*lock.Locker, func(), error) { return b.Locker, func() {}, nil }
+func (testBackend) close() error                         { return nil }
+
+// What the client gets when the handlers' time with the lock is over before they are done.
+func TestCutOff(t *testing.T) {
+	until := func(ctx context.Context) { <-ctx.Done() }
+	for _, c := range []struct {
+		name    string
+		handler Handler
+		renewed bool
+		next    func(w http.ResponseWriter, r *http.Request) error
+		status  int // of the error; 0: none
+		aborted bool
+		body    string
+		outcome string
+	}{
+		{name: "lost, an error", next: func(w http.ResponseWriter, r *http.Request) error {
+			until(r.Context())
+			return caddyhttp.Error(http.StatusBadGateway, r.Context().Err())
+		}, status: 503, outcome: outcomeLost},
+		{name: "lost, 499 like reverse_proxy", next: func(w http.ResponseWriter, r *http.Request) error {
+			until(r.Context())
+			w.WriteHeader(499)
+			return nil
+		}, status: 503, outcome: outcomeLost},
+		{name: "lost, an answer that comes too late", next: func(w http.ResponseWriter, r *http.Request) error {
+			until(r.Context())
+			_, err := w.Write([]byte("late"))
+			return err
+		}, status: 503, outcome: outcomeLost},
+		{name: "lost, nothing", next: func(w http.ResponseWriter, r *http.Request) error {
+			until(r.Context())
+			return nil
+		}, status: 503, outcome: outcomeLost},
+		{name: "lost, panic", next: func(w http.ResponseWriter, r *http.Request) error {
+			until(r.Context())
+			panic(http.ErrAbortHandler)
+		}, status: 503, outcome: outcomeLost},
+		{name: "lost, under way", next: func(w http.ResponseWriter, r *http.Request) error {
+			_, _ = w.Write([]byte("first"))
+			until(r.Context())
+			_, err := w.Write([]byte("second"))
+			return err
+		}, aborted: true, body: "first", outcome: outcomeLost},
+		{name: "lost, all of it is written", next: func(w http.ResponseWriter, r *http.Request) error {
+			w.Header().Set("Content-Length", "3")
+			_, _ = w.Write([]byte("all"))
+			until(r.Context())
+			return nil
+		}, body: "all", outcome: outcomeLost},
+		{name: "lost, answer without body", next: func(w http.ResponseWriter, r *http.Request) error {
+			w.WriteHeader(204)
+			until(r.Context())
+			return nil
+		}, outcome: outcomeLost},
+		{name: "lost, goes on", handler: Handler{OnLost: continueRun}, next: func(w http.ResponseWriter, r *http.Request) error {
+			time.Sleep(time.Minute)
+			if err := r.Context().Err(); err != nil {
+				t.Errorf("the request ended: %v", err)
 			}
-			return caddyhttp.Error(http.StatusBadGateway, context.Cause(r.Context()))
-		}))
-		herr, ok := err.(caddyhttp.HandlerError)
-		if !ok || herr.StatusCode != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
-			t.Errorf("error %v, header %v; want 503 with Retry-After", err, w.Header())
+			_, err := w.Write([]byte("all"))
+			return err
+		}, body: "all", outcome: outcomeLost},
+		{name: "lost, goes on until max_hold", handler: Handler{OnLost: continueRun}, next: func(w http.ResponseWriter, r *http.Request) error {
+			until(r.Context())
+			return nil
+		}, status: 504, outcome: outcomeMaxHold},
+		{name: "max_hold", renewed: true, next: func(w http.ResponseWriter, r *http.Request) error {
+			until(r.Context())
+			w.WriteHeader(499)
+			return nil
+		}, status: 504, outcome: outcomeMaxHold},
+		{name: "max_hold, under way", renewed: true, next: func(w http.ResponseWriter, r *http.Request) error {
+			w.Header().Set("Content-Length", "10")
+			_, _ = w.Write([]byte("first"))
+			until(r.Context())
+			return nil
+		}, aborted: true, body: "first", outcome: outcomeMaxHold},
+		{name: "max_hold, ignored beyond the lease", renewed: true, next: func(w http.ResponseWriter, r *http.Request) error {
+			time.Sleep(time.Hour)
+			return nil
+		}, status: 504, outcome: outcomeMaxHold},
+		{name: "in time", renewed: true, next: func(w http.ResponseWriter, r *http.Request) error {
+			time.Sleep(9 * time.Minute)
+			_, err := w.Write([]byte("all"))
+			return err
+		}, body: "all", outcome: outcomeAcquired},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := lock.NewMemory()
+				if !c.renewed {
+					store = neverRenewed{store}
+				}
+				h := newHandler(t, &c.handler)
+				h.backend = testBackend{lock.New(store, lock.Options{})}
+				r, w := newRequest(http.MethodPost, "/")
+				var err error
+				aborted := func() (aborted bool) {
+					defer func() { aborted = recover() == http.ErrAbortHandler }()
+					err = h.ServeHTTP(w, r, caddyhttp.HandlerFunc(c.next))
+					return false
+				}()
+				if aborted != c.aborted {
+					t.Errorf("aborted %v, want %v", aborted, c.aborted)
+				}
+				herr, failed := err.(caddyhttp.HandlerError)
+				if failed != (c.status != 0) || herr.StatusCode != c.status {
+					t.Errorf("error %v, want status %d", err, c.status)
+				}
+				if retry := w.Header().Get("Retry-After"); (retry != "") != (c.status == 503) {
+					t.Errorf("Retry-After %q", retry)
+				}
+				if body := w.Body.String(); body != c.body {
+					t.Errorf("body %q, want %q", body, c.body)
+				}
+				repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+				if outcome, _ := repl.GetString("http.redis_lock.outcome"); outcome != c.outcome {
+					t.Errorf("outcome %q, want %q", outcome, c.outcome)
+				}
+				if err := store.Inspect(t.Context(), "lock.example.com/"); err != nil {
+					t.Errorf("not released: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// The client's hang-up ends neither the request nor the lock, or both.
+func TestHangUp(t *testing.T) {
+	for _, mode := range []string{finishRun, cancelRun} {
+		t.Run(mode, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := lock.NewMemory()
+				h := newHandler(t, &Handler{OnDisconnect: mode})
+				h.backend = testBackend{lock.New(store, lock.Options{})}
+				r, w := newRequest(http.MethodPost, "/")
+				ctx, hangUp := context.WithCancel(r.Context())
+				err := h.ServeHTTP(w, r.WithContext(ctx), caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+					hangUp()
+					synctest.Wait()
+					if ended := r.Context().Err() != nil; ended != (mode == cancelRun) {
+						t.Errorf("the request ended: %v", ended)
+					}
+					if err := store.Inspect(t.Context(), "lock.example.com/"); err == nil {
+						t.Error("the lock is gone while the handler runs")
+					}
+					return nil
+				}))
+				if err != nil {
+					t.Error(err)
+				}
+				if err := store.Inspect(t.Context(), "lock.example.com/"); err != nil {
+					t.Errorf("not released: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// One lock within another: the same key goes through, another is taken; what ends the outer
+// one ends the inner request.
+func TestNesting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := lock.NewMemory()
+		backend := testBackend{lock.New(store, lock.Options{})}
+		outer := newHandler(t, &Handler{Name: []string{"a"}})
+		same := newHandler(t, &Handler{Name: []string{"a"}})
+		inner := newHandler(t, &Handler{Name: []string{"b"}, Wait: caddy.Duration(time.Hour)})
+		for _, h := range []*Handler{outer, same, inner} {
+			h.backend = backend
 		}
-		repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-		if outcome, _ := repl.GetString("http.redis_lock.outcome"); outcome != outcomeLost {
-			t.Errorf("outcome %q, want lost", outcome)
+		chain := func(next caddyhttp.HandlerFunc) caddyhttp.Handler {
+			return caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+				return inner.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+					return same.ServeHTTP(w, r, next)
+				}))
+			})
+		}
+		r, w := newRequest(http.MethodPost, "/")
+		ran := false
+		if err := outer.ServeHTTP(w, r, chain(func(w http.ResponseWriter, r *http.Request) error {
+			ran = true
+			for _, key := range []string{"lock.a", "lock.b"} {
+				if store.Inspect(t.Context(), key) == nil {
+					t.Errorf("%s is not held", key)
+				}
+			}
+			return nil
+		})); err != nil || !ran {
+			t.Errorf("error %v, ran %v", err, ran)
+		}
+
+		// The outer lock is lost while the inner request runs.
+		r, w = newRequest(http.MethodPost, "/")
+		err := outer.ServeHTTP(w, r, chain(func(w http.ResponseWriter, r *http.Request) error {
+			if err := store.ForceRelease(t.Context(), "lock.a"); err != nil {
+				t.Error(err)
+			}
+			<-r.Context().Done()
+			return nil
+		}))
+		if herr, ok := err.(caddyhttp.HandlerError); !ok || herr.StatusCode != 503 {
+			t.Errorf("outer lock lost: %v, want 503", err)
+		}
+
+		// The client hangs up, and the outer lock is lost, while the inner request waits.
+		blocker, err := backend.Acquire(t.Context(), "b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		never := func(http.ResponseWriter, *http.Request) error {
+			t.Error("the request ran without its lock")
+			return nil
+		}
+		begin := time.Now()
+		r, w = newRequest(http.MethodPost, "/")
+		ctx, hangUp := context.WithCancel(r.Context())
+		time.AfterFunc(time.Second, hangUp)
+		err = outer.ServeHTTP(w, r.WithContext(ctx), chain(never))
+		if herr, ok := err.(caddyhttp.HandlerError); !ok || herr.StatusCode != 499 || time.Since(begin) != time.Second {
+			t.Errorf("hang-up while waiting within another lock: %v after %v", err, time.Since(begin))
+		}
+		r, w = newRequest(http.MethodPost, "/")
+		time.AfterFunc(time.Second, func() { _ = store.ForceRelease(t.Context(), "lock.a") })
+		err = outer.ServeHTTP(w, r, chain(never))
+		if herr, ok := err.(caddyhttp.HandlerError); !ok || herr.StatusCode != 503 {
+			t.Errorf("outer lock lost while waiting: %v, want 503", err)
+		}
+		if err := blocker.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, key := range []string{"lock.a", "lock.b"} {
+			if err := store.Inspect(t.Context(), key); err != nil {
+				t.Errorf("%s is left: %v", key, err)
+			}
 		}
 	})
 }

@@ -27,6 +27,12 @@ const (
 	defaultName  = "{http.request.host}{http.request.uri.path}"
 	unsafe       = "unsafe" // in methods: all but the safe ones
 	reject, pass = "reject", "pass"
+	finishRun    = "finish"
+	cancelRun    = "cancel"
+	continueRun  = "continue"
+
+	defaultMaxHold = 10 * time.Minute
+	defaultBuffer  = 1 << 20
 )
 
 // Handler takes a lock before a mutating request reaches the next handler, and releases it
@@ -39,7 +45,9 @@ const (
 //   - no name resolves: 400;
 //   - a name that needs a request body beyond `request_body max_size`: 413;
 //   - Redis cannot be asked: 503, with Retry-After;
-//   - the lock was lost while the next handler worked: 503, with Retry-After.
+//   - the lock was lost while the next handler worked, and nothing was sent yet: 503, with
+//     Retry-After;
+//   - `max_hold` was reached, and nothing was sent yet: 504.
 //
 // Placeholders, for the handlers behind this one, error routes and logs:
 //
@@ -48,7 +56,7 @@ const (
 // `{http.redis_lock.name}` | The lock's name, as it resolved
 // `{http.redis_lock.fence}` | The fencing token: grows with every lock taken for the name
 // `{http.redis_lock.waited}` | Seconds that the request waited for the lock, such as 0.125
-// `{http.redis_lock.outcome}` | `acquired`, `held`, `timeout` (wait ran out), `full`, `no_name`, `error` (Redis), `lost`, `passed` (went on without a lock)
+// `{http.redis_lock.outcome}` | `acquired`, `held`, `timeout` (wait ran out), `full`, `no_name`, `error` (Redis, or the client is gone), `lost`, `max_hold`, `passed` (went on without a lock)
 // `{http.redis_lock.retry_after}` | Whole seconds of the Retry-After header, if the request was refused
 //
 // The access log gets `redis_lock_name`, `redis_lock_outcome` and `redis_lock_waited`.
@@ -67,8 +75,8 @@ type Handler struct {
 	// handshakes never need it. Default: POST, PUT, PATCH and DELETE.
 	Methods []string `json:"methods,omitempty"`
 
-	// How long the lock outlives a Caddy that died with it, and how long a request may hold
-	// it: whole seconds, from 1s to 24h. Default: 30s.
+	// How long the lock outlives a Caddy that died with it: whole seconds, from 1s to 24h. It is
+	// renewed while the request runs. Default: 30s.
 	Lease caddy.Duration `json:"lease,omitempty"`
 
 	// How long a request waits in line while the lock is held. Default: 0, it is refused at
@@ -78,6 +86,28 @@ type Handler struct {
 	// How many requests may wait for one name on this Caddy; those beyond are refused at
 	// once. Default: 64.
 	Queue *int `json:"queue,omitempty"`
+
+	// The longest that one request may keep the lock, renewals included. It is cancelled then.
+	// Default: 10m.
+	MaxHold caddy.Duration `json:"max_hold,omitempty"`
+
+	// How many bytes of the request's body are read before the lock is taken, so that a slow
+	// sender holds nothing. A longer body streams on with the lock held. 0: none, for requests
+	// that are answered while they are sent. Default: 1 MiB.
+	Buffer *int64 `json:"buffer,omitempty"`
+
+	// What becomes of a request whose sender hangs up while it is served: `finish` (the
+	// default; it is served to its end, with the lock held), or `cancel`. One that still waits
+	// leaves the line.
+	OnDisconnect string `json:"on_disconnect,omitempty"`
+
+	// What becomes of a request whose lock is lost while it is served: `cancel` (the default),
+	// or `continue` (it goes on unlocked, which is logged).
+	OnLost string `json:"on_lost,omitempty"`
+
+	// A field of the request to the next handler that is set to the fencing token. What the
+	// client sends under this name is removed, from requests without the lock, too.
+	FenceHeader string `json:"fence_header,omitempty"`
 
 	// The status that contention is answered with, from 400 to 599. Default: 423 (Locked).
 	Status int `json:"status,omitempty"`
@@ -101,6 +131,7 @@ type Handler struct {
 	logger      *zap.Logger
 	backend     backend
 	acquire     []lock.AcquireOption
+	fence       fenceHeader
 	foreignSeen *rate.Sometimes
 }
 
@@ -117,6 +148,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.setDefaults()
+	h.fence = fenceHeader(http.CanonicalHeaderKey(h.FenceHeader))
 	h.foreignSeen = &rate.Sometimes{Interval: time.Minute}
 	h.acquire = []lock.AcquireOption{
 		lock.Prefix(h.Prefix),
@@ -152,6 +184,18 @@ func (h *Handler) setDefaults() {
 	if h.Lease == 0 {
 		h.Lease = caddy.Duration(lock.DefaultLease)
 	}
+	if h.MaxHold == 0 {
+		h.MaxHold = caddy.Duration(defaultMaxHold)
+	}
+	if h.Buffer == nil {
+		h.Buffer = new(int64(defaultBuffer))
+	}
+	if h.OnDisconnect == "" {
+		h.OnDisconnect = finishRun
+	}
+	if h.OnLost == "" {
+		h.OnLost = cancelRun
+	}
 	if h.Queue == nil {
 		h.Queue = new(lock.DefaultQueue)
 	}
@@ -176,14 +220,19 @@ func (h *Handler) Validate() error {
 		err    error
 	}{
 		{"name", checkNames(h.Name)},
-		{"on_no_name", checkRejectOrPass(h.OnNoName)},
+		{"on_no_name", checkOneOf(reject, pass)(h.OnNoName)},
 		{"methods", checkMethods(h.Methods)},
 		{"lease", lock.CheckLease(time.Duration(h.Lease))},
 		{"wait", checkNotNegative(time.Duration(h.Wait))},
 		{"queue", checkNotNegative(*h.Queue)},
+		{"max_hold", checkMaxHold(time.Duration(h.MaxHold))},
+		{"buffer", checkNotNegative(*h.Buffer)},
+		{"on_disconnect", checkOneOf(finishRun, cancelRun)(h.OnDisconnect)},
+		{"on_lost", checkOneOf(cancelRun, continueRun)(h.OnLost)},
+		{"fence_header", h.checkFenceHeader()},
 		{"status", checkStatus(h.Status)},
 		{"prefix", lock.CheckPrefix(h.Prefix)},
-		{"on_redis_error", checkRejectOrPass(h.OnRedisError)},
+		{"on_redis_error", checkOneOf(reject, pass)(h.OnRedisError)},
 		{"memory", h.checkMemory()},
 	} {
 		if check.err != nil {
@@ -209,9 +258,18 @@ func checkNames(names []string) error {
 	return nil
 }
 
-func checkRejectOrPass(value string) error {
-	if value != reject && value != pass {
-		return fmt.Errorf("%q is neither %s nor %s", value, reject, pass)
+func checkOneOf(one, other string) func(string) error {
+	return func(value string) error {
+		if value != one && value != other {
+			return fmt.Errorf("%q is neither %s nor %s", value, one, other)
+		}
+		return nil
+	}
+}
+
+func checkMaxHold(d time.Duration) error {
+	if d <= 0 {
+		return fmt.Errorf("%v is not longer than 0s", d)
 	}
 	return nil
 }
@@ -239,11 +297,18 @@ func checkStatus(status int) error {
 	return nil
 }
 
-func checkNotNegative[T int | time.Duration](value T) error {
+func checkNotNegative[T int | int64 | time.Duration](value T) error {
 	if value < 0 {
 		return fmt.Errorf("%v is negative; 0 means none", value)
 	}
 	return nil
+}
+
+func (h *Handler) checkFenceHeader() error {
+	if h.FenceHeader == "" {
+		return nil
+	}
+	return checkFenceHeader(h.FenceHeader)
 }
 
 func (h *Handler) checkMemory() error {

@@ -25,8 +25,19 @@ type line struct {
 	waiting list.List // of *waiter, in order of arrival
 }
 
-// A waiter's channel is sent the turn, once.
-type waiter struct{ turn chan *turn }
+// A waiter stands in line.
+type waiter struct {
+	// came is the turn that was under way, and undecided, when the waiter came; or nil. If it
+	// is decided by an absent Store, the waiter hears the same, as somebody who came for it.
+	came  *turn
+	offer chan offer // gets one
+}
+
+// An offer is the turn, or the reason why waiting for it is over.
+type offer struct {
+	turn *turn
+	err  error
+}
 
 // A turn is the right to ask the Store for a key. It begins undecided; its owner settles it
 // with each answer, and passes it on at the end, when the lock is given back or given up.
@@ -96,7 +107,11 @@ func (q *lines) enter(key string, wait time.Duration, limit int) (t *turn, place
 	case ln.length() >= limit:
 		return ln.turn, nil, ErrLineFull
 	}
-	return nil, ln.waiting.PushBack(&waiter{turn: make(chan *turn, 1)}), nil
+	w := &waiter{offer: make(chan offer, 1)}
+	if ln.turn.verdict == nil {
+		w.came = ln.turn
+	}
+	return nil, ln.waiting.PushBack(w), nil
 }
 
 // length is how many wait, including an owner of the turn who has been refused.
@@ -116,17 +131,17 @@ func (q *lines) await(ctx context.Context, key string, place *list.Element, wait
 	patience := time.NewTimer(wait)
 	defer patience.Stop()
 	select {
-	case t := <-place.Value.(*waiter).turn:
-		return t, nil
+	case given := <-place.Value.(*waiter).offer:
+		return given.turn, given.err
 	case <-ctx.Done():
-		if given, _ := q.leave(key, place); given != nil {
-			given.pass()
+		if given, _ := q.leave(key, place); given.turn != nil {
+			given.turn.pass()
 		}
 		return nil, context.Cause(ctx)
 	case <-patience.C:
 		given, ahead := q.leave(key, place)
-		if given != nil {
-			return given, nil // late, but worth asking once
+		if ahead == nil {
+			return given.turn, given.err // late, but worth asking once
 		}
 		verdict := ahead.await(ctx)
 		switch {
@@ -139,18 +154,18 @@ func (q *lines) await(ctx context.Context, key string, place *list.Element, wait
 	}
 }
 
-// leave takes a waiter out of the line. It returns the turn if the waiter was given it at the
-// same moment, and otherwise the turn that the line waits for.
-func (q *lines) leave(key string, place *list.Element) (given, ahead *turn) {
+// leave takes a waiter out of the line. It returns the waiter's offer if that came at the same
+// moment, and otherwise the turn that the line waits for.
+func (q *lines) leave(key string, place *list.Element) (given offer, ahead *turn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
-	case given = <-place.Value.(*waiter).turn:
+	case given = <-place.Value.(*waiter).offer:
 		return given, nil
 	default:
 		ln := q.byKey[key]
 		ln.waiting.Remove(place)
-		return nil, ln.turn
+		return offer{}, ln.turn
 	}
 }
 
@@ -200,8 +215,23 @@ func (t *turn) settle(verdict error, waits bool) {
 func (t *turn) settleLocked(verdict error) {
 	if t.verdict == nil {
 		close(t.decided)
+		if errors.Is(verdict, ErrUnavailable) {
+			t.lines.byKey[t.key].dismiss(t, verdict)
+		}
 	}
 	t.verdict = verdict
+}
+
+// dismiss sends those away who came during turn t.
+func (ln *line) dismiss(t *turn, err error) {
+	for place := ln.waiting.Front(); place != nil; {
+		next := place.Next()
+		if w := place.Value.(*waiter); w.came == t {
+			ln.waiting.Remove(place)
+			w.offer <- offer{err: err}
+		}
+		place = next
+	}
 }
 
 // await waits for the turn's first verdict and returns its latest one. The Store's time-outs
@@ -233,5 +263,5 @@ func (t *turn) pass() {
 		return
 	}
 	ln.turn = q.newTurn(t.key)
-	ln.waiting.Remove(first).(*waiter).turn <- ln.turn
+	ln.waiting.Remove(first).(*waiter).offer <- offer{turn: ln.turn}
 }

@@ -143,6 +143,50 @@ func (c *caddy) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
+// reload gives a running Caddy another configuration.
+func (c *caddy) reload(t *testing.T, caddyfile string) {
+	t.Helper()
+	if code, output := exitCode(t, c.command("reload", "--adapter", "caddyfile", "--config", c.write(t, caddyfile),
+		"--address", c.admin)); code != 0 {
+		t.Fatalf("caddy reload: %s", output)
+	}
+}
+
+// terminate asks the process to end.
+func (c *caddy) terminate() { _ = c.cmd.Process.Signal(syscall.SIGTERM) }
+
+// stop freezes the process, cont lets it go on.
+func (c *caddy) stop() { _ = c.cmd.Process.Signal(syscall.SIGSTOP) }
+func (c *caddy) cont() { _ = c.cmd.Process.Signal(syscall.SIGCONT) }
+
+// goroutines returns the stacks of the process's goroutines that have part in them.
+func (c *caddy) goroutines(t *testing.T, part string) (found []string) {
+	t.Helper()
+	response, err := http.Get("http://" + c.admin + "/debug/pprof/goroutine?debug=2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	stacks, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
+		if strings.Contains(stack, part) {
+			found = append(found, stack)
+		}
+	}
+	return found
+}
+
+// awaitQuiet waits until nothing of ours is under way in the process.
+func (c *caddy) awaitQuiet(t *testing.T) {
+	t.Helper()
+	await(t, "no goroutine of the module to be left", func() bool {
+		return len(c.goroutines(t, "caddy-redis-lock/caddy-redis-lock")) == 0
+	})
+}
+
 // kill ends the process as a crash does.
 func (c *caddy) kill() {
 	_ = c.cmd.Process.Signal(syscall.SIGCONT)
@@ -154,12 +198,15 @@ func (c *caddy) kill() {
 // same time, and lets them run until they are let go.
 type upstream struct {
 	*httptest.Server
-	mu      sync.Mutex
-	running map[string]int
-	most    int      // that ever ran at the same time for one name
-	served  []string // X-Id of requests, in the order in which they began
-	hold    chan struct{}
-	handler http.HandlerFunc
+	mu        sync.Mutex
+	running   map[string]int
+	most      int      // that ever ran at the same time for one name
+	served    []string // X-Id of requests, in the order in which they began
+	fences    []string // their X-Fence
+	ended     int      // how many have ended
+	cancelled int      // how many of them were cancelled
+	hold      chan struct{}
+	handler   http.HandlerFunc
 }
 
 // startUpstream serves with handler, or with an empty 200 if nil.
@@ -180,15 +227,27 @@ func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	u.running[name]++
 	u.most = max(u.most, u.running[name])
 	u.served = append(u.served, r.Header.Get("X-Id"))
+	u.fences = append(u.fences, r.Header.Get("X-Fence"))
 	hold := u.hold
 	u.mu.Unlock()
 	defer func() {
 		u.mu.Lock()
 		u.running[name]--
+		u.ended++
 		u.mu.Unlock()
 	}()
+	if u.handler == nil {
+		_, _ = io.Copy(io.Discard, r.Body) // net/http notices a cancelled request only after that
+	}
 	if hold != nil {
-		<-hold
+		select {
+		case <-hold:
+		case <-r.Context().Done():
+			u.mu.Lock()
+			u.cancelled++
+			u.mu.Unlock()
+			return
+		}
 	}
 	if u.handler != nil {
 		u.handler(w, r)
@@ -215,6 +274,12 @@ func (u *upstream) order() []string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return append([]string(nil), u.served...)
+}
+
+func (u *upstream) count() (begun, ended, cancelled int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.served), u.ended, u.cancelled
 }
 
 func (u *upstream) overlap() int {

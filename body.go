@@ -1,0 +1,65 @@
+package redislock
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// bufferBody reads the request's body, up to h.Buffer bytes, so that a slow sender holds
+// nothing while it types. What is longer streams on, with the lock held.
+//
+// Length, unknown length and trailers stay as they are. The buffer is never reused: net/http
+// may still read a body when the request it was for has been answered.
+func (h *Handler) bufferBody(r *http.Request) error {
+	limit := *h.Buffer
+	if limit == 0 || r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 ||
+		r.Method == http.MethodConnect || caddyhttp.IsIncremental(r.Header) {
+		return nil
+	}
+	if _, already := r.Body.(*bufferedBody); already {
+		return nil // by an outer redis_lock
+	}
+	var buffer bytes.Buffer // grows with what arrives, whatever Content-Length claims
+	_, err := buffer.ReadFrom(io.LimitReader(r.Body, limit+1))
+	switch {
+	case err != nil:
+		return bodyError(r, err)
+	case int64(buffer.Len()) <= limit:
+		r.Body = newBufferedBody(buffer.Bytes())
+	default:
+		r.Body = partlyBufferedBody{io.MultiReader(&buffer, r.Body), r.Body}
+	}
+	return nil
+}
+
+// bodyError is for the client: its body was not read, so no lock was taken.
+func bodyError(r *http.Request, err error) error {
+	if herr, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
+		return herr // of request_body max_size
+	}
+	if r.Context().Err() != nil {
+		return caddyhttp.Error(statusClientClosed, err)
+	}
+	return caddyhttp.Error(http.StatusBadRequest, err)
+}
+
+// bufferedBody is a body that was read to its end.
+type bufferedBody struct {
+	*bytes.Reader
+	content []byte
+}
+
+func newBufferedBody(content []byte) *bufferedBody {
+	return &bufferedBody{bytes.NewReader(content), content}
+}
+
+func (*bufferedBody) Close() error { return nil }
+
+type partlyBufferedBody struct {
+	io.Reader
+	io.Closer
+}

@@ -1,0 +1,252 @@
+package redislock
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// response is the answer of the handlers that run with the lock, on its way to the client.
+//
+// It keeps the answer's end back until the lock is released, or the client could meet its own
+// lock with its next request: the last byte of a body of known length, and the header of an
+// answer without a body. (net/http itself ends all other answers only after the handlers have
+// returned.) Everything else goes out as it comes.
+//
+// It hides from the handlers that the client has hung up, if they are to finish all the same:
+// what they write is discarded, so that they read the app's answer to its end.
+//
+// It can be cut, when the lock is lost: nothing goes out after that.
+type response struct {
+	*caddyhttp.ResponseWriterWrapper
+	isHead     bool
+	hideHangUp bool
+
+	mu         sync.Mutex
+	hasHeader  bool // the handlers have written one
+	isOut      bool // it has gone to the client
+	hungUp     bool
+	isCut      bool
+	lacks      bool // something was not written because of the cut
+	headerKept bool
+	status     int
+	length     int64 // of the body; -1: not known
+	written    int64 // of the body, with the byte that is kept
+	kept       []byte
+}
+
+func newResponse(w http.ResponseWriter, r *http.Request, hideHangUp bool) *response {
+	return &response{
+		ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
+		isHead:                r.Method == http.MethodHead,
+		hideHangUp:            hideHangUp,
+	}
+}
+
+// WriteHeader sends the header on, or keeps it until finish.
+func (w *response) WriteHeader(status int) {
+	if status < 200 && status != http.StatusSwitchingProtocols {
+		if !w.dead() { // informational: more will follow
+			w.ResponseWriter.WriteHeader(status)
+		}
+		return
+	}
+	if w.beginHeader(status) {
+		w.ResponseWriter.WriteHeader(status)
+	}
+}
+
+// beginHeader is true if the header goes out now.
+func (w *response) beginHeader(status int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.hasHeader {
+		return w.isOut // net/http logs who wrote a second one
+	}
+	if w.isCut {
+		w.lacks = true
+		return false
+	}
+	w.hasHeader = true
+	w.status = status
+	w.length = w.bodyLength(status)
+	w.headerKept = w.length == 0
+	w.isOut = !w.headerKept
+	return w.isOut
+}
+
+func (w *response) bodyLength(status int) int64 {
+	if w.isHead || status == http.StatusNoContent || status == http.StatusNotModified {
+		return 0
+	}
+	if length, err := strconv.ParseInt(w.Header().Get("Content-Length"), 10, 64); err == nil && length >= 0 {
+		return length
+	}
+	return -1
+}
+
+// Write sends p on, but for the last byte of the body.
+func (w *response) Write(p []byte) (int, error) {
+	w.WriteHeaderOnce()
+	out, err := w.beginWrite(p)
+	if err != nil {
+		return 0, err
+	}
+	if len(out) > 0 {
+		if n, err := w.ResponseWriter.Write(out); err != nil && !w.hangUp() {
+			return n, err
+		}
+	}
+	return len(p), nil
+}
+
+// WriteHeaderOnce writes the header that net/http implies, if there is none yet.
+func (w *response) WriteHeaderOnce() {
+	w.mu.Lock()
+	hasHeader := w.hasHeader
+	w.mu.Unlock()
+	if !hasHeader {
+		w.WriteHeader(http.StatusOK)
+	}
+}
+
+// beginWrite returns what of p goes out now.
+func (w *response) beginWrite(p []byte) ([]byte, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.isCut:
+		w.lacks = true
+		return nil, errCut
+	case w.headerKept && w.isHead, len(p) == 0:
+		return nil, nil
+	case w.headerKept:
+		return nil, http.ErrBodyNotAllowed
+	case w.length >= 0 && w.written+int64(len(p)) > w.length:
+		return nil, http.ErrContentLength
+	}
+	w.written += int64(len(p))
+	if w.written == w.length {
+		last := len(p) - 1
+		w.kept = []byte{p[last]}
+		p = p[:last]
+	}
+	if w.hungUp {
+		return nil, nil
+	}
+	return p, nil
+}
+
+// ReadFrom leaves the copying to net/http, which may have the kernel do it, but for the last
+// byte.
+func (w *response) ReadFrom(src io.Reader) (int64, error) {
+	w.WriteHeaderOnce()
+	w.mu.Lock()
+	direct := !w.isCut && !w.hungUp && !w.headerKept
+	left := w.length - w.written - 1 // negative: the length is not known
+	w.mu.Unlock()
+	var n int64
+	if direct && left != 0 {
+		part := src
+		if left > 0 {
+			part = io.LimitReader(src, left)
+		}
+		var err error
+		n, err = w.ResponseWriterWrapper.ReadFrom(part)
+		w.mu.Lock()
+		w.written += n
+		w.mu.Unlock()
+		if err != nil {
+			if !w.hangUp() {
+				return n, err
+			}
+			// Also when it was src that failed: it says so again.
+			m, err := io.Copy(io.Discard, src)
+			return n + m, err
+		}
+	}
+	m, err := io.Copy(writerOnly{w}, src)
+	return n + m, err
+}
+
+// writerOnly hides ReadFrom from io.Copy.
+type writerOnly struct{ io.Writer }
+
+// Flush is for handlers that know http.Flusher only.
+func (w *response) Flush() { _ = w.FlushError() }
+
+// FlushError sends what was written, but for what is kept.
+func (w *response) FlushError() error {
+	w.WriteHeaderOnce()
+	if w.dead() {
+		return nil
+	}
+	err := http.NewResponseController(w.ResponseWriter).Flush()
+	if err != nil && !errors.Is(err, http.ErrNotSupported) && w.hangUp() {
+		return nil
+	}
+	return err
+}
+
+// dead is true while nothing may go out.
+func (w *response) dead() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.isCut || w.hungUp || w.headerKept
+}
+
+// hangUp notes that the client is gone. It is false if the handlers are to hear of it.
+func (w *response) hangUp() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hungUp = true
+	return w.hideHangUp
+}
+
+var errCut = errors.New("the request's time with the lock is over")
+
+// cut lets nothing out any more. A handler that is stuck in writing to a client that does not
+// read comes back.
+func (w *response) cut() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.isCut = true
+	if w.isOut {
+		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now())
+	}
+}
+
+// complete is true for an answer whose handlers, which have returned, wrote all of it.
+func (w *response) complete() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.hasHeader && !w.lacks && (w.length < 0 || w.written == w.length || w.headerKept)
+}
+
+// out is true if the client has seen a part of the answer.
+func (w *response) out() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.isOut
+}
+
+// finish sends what was kept.
+func (w *response) finish() {
+	if w.headerKept {
+		w.ResponseWriter.WriteHeader(w.status)
+	}
+	if len(w.kept) > 0 && !w.hungUp {
+		_, _ = w.ResponseWriter.Write(w.kept) // a client that is gone does not matter any more
+	}
+}
+
+// Interface guards
+var (
+	_ http.Flusher  = (*response)(nil)
+	_ io.ReaderFrom = (*response)(nil)
+)
