@@ -133,6 +133,10 @@ func (x *holding) cut(reason error) bool {
 	x.reason = reason
 	x.response.cut() // before the handlers hear of it: what they answer to that is not the answer
 	x.cancel()
+	if _, whole := x.r.Body.(*bufferedBody); !whole && x.r.ContentLength != 0 {
+		// Or net/http would wait for the rest of the body before it sends the error.
+		_ = http.NewResponseController(x.w).SetReadDeadline(time.Now())
+	}
 	return true
 }
 

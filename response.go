@@ -30,7 +30,7 @@ type response struct {
 	mu         sync.Mutex
 	hasHeader  bool // the handlers have written one
 	isOut      bool // it has gone to the client
-	hungUp     bool
+	hungUp     bool // the client has, and the handlers do not know
 	isCut      bool
 	lacks      bool // something was not written because of the cut
 	headerKept bool
@@ -200,12 +200,12 @@ func (w *response) dead() bool {
 	return w.isCut || w.hungUp || w.headerKept
 }
 
-// hangUp notes that the client is gone. It is false if the handlers are to hear of it.
+// hangUp is called when the client is gone. It is false if the handlers are to hear of it.
 func (w *response) hangUp() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.hungUp = true
-	return w.hideHangUp
+	w.hungUp = w.hideHangUp
+	return w.hungUp
 }
 
 var errCut = errors.New("the request's time with the lock is over")

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
 )
@@ -183,6 +184,8 @@ func TestMaxHoldBoundsTrickle(t *testing.T) {
 	up := startUpstream(t, nil)
 	c := startCaddy(t, onRedis(server, "buffer 10", "max_hold 300ms"), "redis_lock deploy\n"+up.proxy()+outcomePage)
 	conn := dial(t, c, "POST / HTTP/1.1\nHost: "+c.addr+"\nContent-Length: 1000\n\n"+strings.Repeat("x", 20))
+	// The body, which never comes, is not waited for (net/http's own patience is a minute).
+	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Fatal(err)
