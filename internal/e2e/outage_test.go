@@ -1,0 +1,134 @@
+package e2e
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
+)
+
+// Redis comes back empty, or is flushed, while a request holds its lock: the request is cancelled
+// with its next renewal, and the fences of those that come after are larger all the same.
+func TestRedisLosesTheLock(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(*testing.T, *redistest.Server){
+		"restart": func(t *testing.T, s *redistest.Server) { s.Kill(); s.Restart(t) },
+		"flush":   func(t *testing.T, s *redistest.Server) { s.Client.FlushAll(t.Context()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			up := startUpstream(t, nil)
+			c := startCaddy(t, onRedis(server, "lease 3s", "fence_header X-Fence"), "redis_lock deploy\n"+up.proxy()+outcomePage)
+			up.holdAll()
+			first := inFlight(t, c.url)
+			await(t, "the request to run", func() bool { return up.runs() == 1 })
+			lose(t, server)
+			a := <-first
+			wantStatus(t, a, 503)
+			if !strings.HasPrefix(a.body, "lost ") {
+				t.Errorf("page %q, want outcome lost", a.body)
+			}
+			up.letGo()
+			post(t, c.url, 200)
+			if before, after := up.fences[0], up.fences[1]; len(before) != len(after) || before >= after {
+				t.Errorf("fence %s, and %s afterwards", before, after)
+			}
+			noKeys(t, server)
+			c.awaitQuiet(t)
+		})
+	}
+}
+
+// A slow Redis is not an absent one.
+func TestSlowRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startCaddy(t, onRedis(server), "redis_lock deploy\n"+up.proxy())
+	for range 3 {
+		server.Client.Do(t.Context(), "client", "pause", "300", "all")
+		post(t, c.url, 200)
+	}
+	if strings.Contains(c.log.String(), "redis is unavailable") {
+		t.Error("a slow Redis was taken for an absent one")
+	}
+	noKeys(t, server)
+}
+
+// Those in line keep their place while Redis is away; then it is 503 for them, and not 423.
+func TestWaitersOutlastAnOutage(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startCaddy(t, onRedis(server, "wait 1m"), `redis_lock /hook deploy
+	redis_lock /hasty deploy {
+		wait 3s
+	}
+	`+up.proxy()+probes(2))
+	server.Client.Set(t.Context(), "lock.deploy", server.Now(t).Unix()+3600, 0) // of a foreign program
+	patient := inFlight(t, c.url+"/hook")
+	awaitWaiting(t, c, 1)
+	hasty := inFlight(t, c.url+"/hasty")
+	awaitWaiting(t, c, 2)
+	server.Kill()
+	a := <-hasty
+	wantStatus(t, a, 503)
+	wantRetryAfter(t, a)
+	post(t, c.url+"/hook", 503) // new, and so not one to wait
+	server.Restart(t)
+	wantStatus(t, <-patient, 200)
+	noKeys(t, server)
+	c.awaitQuiet(t)
+}
+
+// A client that leaves the line is not served, and does not hold the others up.
+func TestClientLeavesTheLine(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startCaddy(t, onRedis(server, "wait 1m"), "redis_lock /hook deploy\n"+up.proxy()+probes(2))
+	up.holdAll()
+	first := inFlight(t, c.url+"/hook", "X-Id", "1")
+	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan answer)
+	go func() { left <- do(ctx, newClient(t), http.MethodPost, c.url+"/hook", "{}", "X-Id", "2") }()
+	awaitWaiting(t, c, 1)
+	third := inFlight(t, c.url+"/hook", "X-Id", "3")
+	awaitWaiting(t, c, 2)
+	leave()
+	<-left
+	await(t, "the line to be shorter", func() bool {
+		a := do(t.Context(), newClient(t), http.MethodPost, c.url+"/waiting/2", "")
+		return a.err == nil && strings.HasPrefix(a.body, "timeout ")
+	})
+	up.letGo()
+	wantStatus(t, <-first, 200)
+	wantStatus(t, <-third, 200)
+	if order := strings.Join(up.order(), ""); order != "13" {
+		t.Errorf("served %s, want the first and the third", order)
+	}
+	noKeys(t, server)
+	c.awaitQuiet(t)
+}
+
+// A request whose sender has hung up is bounded by max_hold like any other.
+func TestMaxHoldAfterHangUp(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startCaddy(t, onRedis(server, "max_hold 2s"), "redis_lock deploy\n"+up.proxy())
+	up.holdAll()
+	ctx, hangUp := context.WithCancel(t.Context())
+	gone := make(chan answer)
+	go func() { gone <- do(ctx, newClient(t), http.MethodPost, c.url, "{}") }()
+	await(t, "the request to run", func() bool { return up.runs() == 1 })
+	hangUp()
+	<-gone
+	await(t, "the app to be cancelled", func() bool { _, _, cancelled := up.count(); return cancelled == 1 })
+	noKeys(t, server)
+	c.awaitQuiet(t)
+}
