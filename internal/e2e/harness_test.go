@@ -179,6 +179,12 @@ func (c *caddy) goroutines(t *testing.T, part string) (found []string) {
 	return found
 }
 
+// awaitLog waits until Caddy has logged something: its log arrives a little later than answers.
+func (c *caddy) awaitLog(t *testing.T, text string) {
+	t.Helper()
+	await(t, text+" in the log", func() bool { return strings.Contains(c.log.String(), text) })
+}
+
 // awaitQuiet waits until nothing of ours is under way in the process.
 func (c *caddy) awaitQuiet(t *testing.T) {
 	t.Helper()

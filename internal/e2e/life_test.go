@@ -103,6 +103,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 	}
 	server.Restart(t)
 	post(t, c.url, 200, "X-Name", "a")
+	c.awaitLog(t, "redis is available again")
 	log := c.log.String()
 	if n := strings.Count(log, `"msg":"redis is unavailable"`); n != 1 {
 		t.Errorf("the outage was logged %d times", n)

@@ -6,10 +6,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -47,16 +50,26 @@ func Start(t testing.TB, args ...string) *Server {
 	return s
 }
 
-// FreeAddr returns a loopback address with a port that nobody listens on.
+// FreeAddr returns a loopback address with a port that nobody listens on, and that it has not
+// returned before. It is below the range from which systems choose ports by themselves: such a
+// one could be taken again, by a client's connection, before its server starts.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		addr := fmt.Sprintf("127.0.0.1:%d", 10_000+rand.N(22_000))
+		if _, taken := takenAddrs.LoadOrStore(addr, true); taken {
+			continue
+		}
+		if ln, err := net.Listen("tcp", addr); err == nil {
+			ln.Close()
+			return addr
+		}
 	}
-	defer ln.Close()
-	return ln.Addr().String()
+	t.Fatal("no free port")
+	return ""
 }
+
+var takenAddrs sync.Map
 
 func (s *Server) start(t testing.TB) {
 	t.Helper()
