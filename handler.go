@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -16,24 +15,8 @@ import (
 	"github.com/caddy-redis-lock/caddy-redis-lock/lock"
 )
 
-// Values of the placeholder {http.redis_lock.outcome}.
-const (
-	outcomeAcquired = "acquired"
-	outcomeHeld     = "held"
-	outcomeTimeout  = "timeout"
-	outcomeFull     = "full"
-	outcomeNoName   = "no_name"
-	outcomeError    = "error"
-	outcomeLost     = "lost"
-	outcomeMaxHold  = "max_hold"
-	outcomePassed   = "passed"
-)
-
 // statusClientClosed is what Caddy, like nginx, logs for a client that hung up.
 const statusClientClosed = 499
-
-// retryAfter is what a refused client is told, in seconds.
-const retryAfter = 1
 
 var (
 	errNoName      = errors.New("the request has no lock name: none of the configured names resolves")
@@ -221,66 +204,5 @@ func (h *Handler) reportEnd(report report, name string, cut, released error) {
 	case errors.Is(released, lock.ErrUnavailable):
 		h.logger.Warn("the lock cannot be released yet; trying on in the background",
 			zap.String("name", name), zap.Error(released))
-	}
-}
-
-// report tells what became of a request: to placeholders and to the access log.
-type report struct {
-	repl  *caddy.Replacer
-	extra *caddyhttp.ExtraLogFields
-}
-
-func newReport(r *http.Request, repl *caddy.Replacer) report {
-	p := report{repl: repl}
-	p.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
-	for _, placeholder := range []string{"name", "fence", "waited", "outcome", "retry_after"} {
-		p.repl.Set("http.redis_lock."+placeholder, "")
-	}
-	return p
-}
-
-func (p report) name(name string) {
-	p.repl.Set("http.redis_lock.name", name)
-	p.log(zap.String("redis_lock_name", name))
-}
-
-func (p report) outcome(outcome string) {
-	p.repl.Set("http.redis_lock.outcome", outcome)
-	p.log(zap.String("redis_lock_outcome", outcome))
-}
-
-func (p report) waited(waited time.Duration) {
-	p.repl.Set("http.redis_lock.waited", strconv.FormatFloat(waited.Seconds(), 'f', 3, 64))
-	p.log(zap.Duration("redis_lock_waited", waited))
-}
-
-func (p report) taken(held *lock.Handle) {
-	if held.Local() {
-		p.outcome(outcomePassed)
-		return
-	}
-	p.outcome(outcomeAcquired)
-	p.repl.Set("http.redis_lock.fence", strconv.FormatInt(held.Fence(), 10))
-}
-
-// retryLater is an error with a Retry-After header, which survives Caddy's error routes.
-func (p report) retryLater(w http.ResponseWriter, status int, err error) error {
-	seconds := strconv.Itoa(retryAfter)
-	w.Header().Set("Retry-After", seconds)
-	p.repl.Set("http.redis_lock.retry_after", seconds)
-	return caddyhttp.Error(status, err)
-}
-
-// cutOff is the error for a request whose handlers were cut off before they answered.
-func (p report) cutOff(w http.ResponseWriter, reason error) error {
-	if reason == errMaxHold {
-		return caddyhttp.Error(http.StatusGatewayTimeout, reason)
-	}
-	return p.retryLater(w, http.StatusServiceUnavailable, reason)
-}
-
-func (p report) log(field zap.Field) {
-	if p.extra != nil {
-		p.extra.Set(field)
 	}
 }
