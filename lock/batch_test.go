@@ -11,6 +11,15 @@ import (
 	"github.com/caddy-redis-lock/caddy-redis-lock/lock"
 )
 
+// renewing starts a server and acquires n locks there.
+func renewing(t *testing.T, n int) (*redistest.Server, lock.Store, []string, lock.Token) {
+	t.Helper()
+	server := redistest.Start(t)
+	store := openGetSet(t, server)
+	token := lock.NewToken()
+	return server, store, acquireAll(t, store, n, token), token
+}
+
 // renewAll renews n locks at the same time and returns the errors.
 func renewAll(t *testing.T, store lock.Store, keys []string, token lock.Token, patience time.Duration) []error {
 	t.Helper()
@@ -39,10 +48,7 @@ func acquireAll(t *testing.T, store lock.Store, n int, token lock.Token) (keys [
 
 func TestRenewalsGoTogether(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	store := openGetSet(t, server)
-	token := lock.NewToken()
-	keys := acquireAll(t, store, 200, token)
+	server, store, keys, token := renewing(t, 200)
 	server.Client.ScriptFlush(t.Context()) // as after a restart
 	lost := lock.NewToken()
 	server.Client.HSet(t.Context(), "{"+keys[7]+"}:holder", "t", string(lost))
@@ -65,10 +71,7 @@ func TestRenewalsGoTogether(t *testing.T) {
 
 func TestRenewalsOfHungServer(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	store := openGetSet(t, server)
-	token := lock.NewToken()
-	keys := acquireAll(t, store, 20, token)
+	server, store, keys, token := renewing(t, 20)
 	server.Pause()
 	for i, err := range renewAll(t, store, keys, token, 100*time.Millisecond) {
 		if !errors.Is(err, lock.ErrUnavailable) {
@@ -85,10 +88,7 @@ func TestRenewalsOfHungServer(t *testing.T) {
 
 func TestRenewalsOverBrokenConnection(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	store := openGetSet(t, server)
-	token := lock.NewToken()
-	keys := acquireAll(t, store, 20, token)
+	server, store, keys, token := renewing(t, 20)
 	for range 5 {
 		server.Client.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes")
 		for i, err := range renewAll(t, store, keys, token, time.Minute) {
@@ -101,10 +101,7 @@ func TestRenewalsOverBrokenConnection(t *testing.T) {
 
 func TestRenewalIsGivenUp(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	store := openGetSet(t, server)
-	token := lock.NewToken()
-	keys := acquireAll(t, store, 2, token)
+	server, store, keys, token := renewing(t, 2)
 	server.Pause()
 	ctx, giveUp := context.WithCancel(t.Context())
 	var wg sync.WaitGroup

@@ -370,6 +370,37 @@ func inFlight(t *testing.T, url string, header ...string) <-chan answer {
 	return answers
 }
 
+// occupy sends a request and waits until it runs in the app, where it stays until letGo.
+func (u *upstream) occupy(t *testing.T, url string, header ...string) <-chan answer {
+	t.Helper()
+	u.holdAll()
+	first := inFlight(t, url, header...)
+	await(t, "the request to run", func() bool { return u.runs() == 1 })
+	return first
+}
+
+// hangUp sends a request, waits until it runs in the app, where it stays until letGo, and hangs
+// up.
+func (u *upstream) hangUp(t *testing.T, client *http.Client, url string) {
+	t.Helper()
+	u.holdAll()
+	ctx, hangUp := context.WithCancel(t.Context())
+	gone := make(chan answer)
+	go func() { gone <- do(ctx, client, http.MethodPost, url, "{}") }()
+	await(t, "the request to run", func() bool { return u.runs() == 1 })
+	hangUp()
+	<-gone
+}
+
+// startTLS runs Caddy with HTTPS, HTTP/2 and HTTP/3.
+func startTLS(t *testing.T, global, site string) *caddy {
+	t.Helper()
+	c := newCaddy(t)
+	c.url = "https://" + c.addr
+	c.start(t, strings.Replace(c.config("local_certs\nskip_install_trust\n"+global, site), "http://"+c.addr, c.url, 1))
+	return c
+}
+
 func onRedis(server *redistest.Server, options ...string) string {
 	return "redis_lock {\nredis " + server.Addr + "\n" + strings.Join(options, "\n") + "\n}"
 }

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"io"
@@ -71,9 +70,7 @@ func TestShutdown(t *testing.T) {
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
 	c := startCaddy(t, "grace_period 30s\n"+onRedis(server, "wait 1m"), "redis_lock /hook deploy\n"+up.proxy()+probes(1))
-	up.holdAll()
-	first := inFlight(t, c.url+"/hook")
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url+"/hook")
 	second := inFlight(t, c.url+"/hook")
 	awaitWaiting(t, c, 1)
 	c.terminate()
@@ -194,30 +191,21 @@ func TestHTTP3(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := newCaddy(t)
-	c.start(t, strings.Replace(c.config("local_certs\nskip_install_trust\n"+onRedis(server), "redis_lock deploy\n"+up.proxy()),
-		"http://"+c.addr, "https://"+c.addr, 1))
+	c := startTLS(t, onRedis(server), "redis_lock deploy\n"+up.proxy())
 	transport := &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.Close()
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
-	url := "https://" + c.addr
 	await(t, "HTTP/3", func() bool {
-		a := do(t.Context(), client, http.MethodGet, url, "")
+		a := do(t.Context(), client, http.MethodGet, c.url, "")
 		return a.err == nil && a.ProtoMajor == 3
 	})
-	up.holdAll()
-	ctx, hangUp := context.WithCancel(t.Context())
-	gone := make(chan answer)
-	go func() { gone <- do(ctx, client, http.MethodPost, url, "{}") }()
-	await(t, "the request to run", func() bool { return up.runs() == 1 })
-	hangUp()
-	<-gone
-	a := do(t.Context(), client, http.MethodPost, url, "")
+	up.hangUp(t, client, c.url)
+	a := do(t.Context(), client, http.MethodPost, c.url, "")
 	wantStatus(t, a, 423)
 	wantRetryAfter(t, a)
 	up.letGo()
 	noKeys(t, server)
-	wantStatus(t, do(t.Context(), client, http.MethodPost, url, ""), 200)
+	wantStatus(t, do(t.Context(), client, http.MethodPost, c.url, ""), 200)
 }
 
 // A connection that was upgraded belongs to its lock until it ends.

@@ -132,9 +132,7 @@ func TestWaitRunsOut(t *testing.T) {
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
 	c := startCaddy(t, onRedis(server, "wait 200ms"), "redis_lock\n"+up.proxy()+outcomePage)
-	up.holdAll()
-	first := inFlight(t, c.url+"/hook")
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url+"/hook")
 	a := post(t, c.url+"/hook", 423)
 	if !strings.HasPrefix(a.body, "timeout ") {
 		t.Errorf("page %q, want outcome timeout", a.body)
@@ -152,9 +150,7 @@ func TestLineIsFull(t *testing.T) {
 		queue 1
 	}
 	`+up.proxy()+probes(1))
-	up.holdAll()
-	first := inFlight(t, c.url+"/hook")
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url+"/hook")
 	second := inFlight(t, c.url+"/patient") // not turned away by a probe that happens to stand in line
 	awaitWaiting(t, c, 1)
 	a := post(t, c.url+"/hook", 423)
@@ -285,16 +281,7 @@ func TestHangUpKeepsLock(t *testing.T) {
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
 	c := startCaddy(t, onRedis(server), "redis_lock deploy\n"+up.proxy())
-	up.holdAll()
-	ctx, hangUp := context.WithCancel(t.Context())
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		do(ctx, newClient(t), http.MethodPost, c.url, "")
-	}()
-	await(t, "the request to run", func() bool { return up.runs() == 1 })
-	hangUp()
-	<-gone
+	up.hangUp(t, newClient(t), c.url)
 	for range 20 {
 		post(t, c.url, 423)
 	}

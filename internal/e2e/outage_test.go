@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"net/http"
 	"strings"
@@ -22,9 +23,7 @@ func TestRedisLosesTheLock(t *testing.T) {
 			server := redistest.Start(t)
 			up := startUpstream(t, nil)
 			c := startCaddy(t, onRedis(server, "lease 3s", "fence_header X-Fence"), "redis_lock deploy\n"+up.proxy()+outcomePage)
-			up.holdAll()
-			first := inFlight(t, c.url)
-			await(t, "the request to run", func() bool { return up.runs() == 1 })
+			first := up.occupy(t, c.url)
 			lose(t, server)
 			a := <-first
 			wantStatus(t, a, 503)
@@ -90,9 +89,7 @@ func TestClientLeavesTheLine(t *testing.T) {
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
 	c := startCaddy(t, onRedis(server, "wait 1m"), "redis_lock /hook deploy\n"+up.proxy()+probes(2))
-	up.holdAll()
-	first := inFlight(t, c.url+"/hook", "X-Id", "1")
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url+"/hook", "X-Id", "1")
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan answer)
 	go func() { left <- do(ctx, newClient(t), http.MethodPost, c.url+"/hook", "{}", "X-Id", "2") }()
@@ -121,14 +118,29 @@ func TestMaxHoldAfterHangUp(t *testing.T) {
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
 	c := startCaddy(t, onRedis(server, "max_hold 2s"), "redis_lock deploy\n"+up.proxy())
-	up.holdAll()
-	ctx, hangUp := context.WithCancel(t.Context())
-	gone := make(chan answer)
-	go func() { gone <- do(ctx, newClient(t), http.MethodPost, c.url, "{}") }()
-	await(t, "the request to run", func() bool { return up.runs() == 1 })
-	hangUp()
-	<-gone
+	up.hangUp(t, newClient(t), c.url)
 	await(t, "the app to be cancelled", func() bool { _, _, cancelled := up.count(); return cancelled == 1 })
+	noKeys(t, server)
+	c.awaitQuiet(t)
+}
+
+// Nor does a client that stops reading in the middle of a long answer keep the lock for longer.
+func TestMaxHoldBoundsClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for range 1000 {
+			if _, err := w.Write(make([]byte, 1<<20)); err != nil {
+				return
+			}
+		}
+	})
+	c := startCaddy(t, onRedis(server, "max_hold 1s"), "redis_lock deploy\n"+up.proxy())
+	conn := dial(t, c, "POST / HTTP/1.1\nHost: "+c.addr+"\nContent-Length: 0\n\n")
+	line, err := bufio.NewReaderSize(conn, 16).ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, "HTTP/1.1 200") {
+		t.Fatalf("first line %q, %v", line, err)
+	}
 	noKeys(t, server)
 	c.awaitQuiet(t)
 }

@@ -77,9 +77,7 @@ func TestReadmeCommonCase(t *testing.T) {
 	c.start(t, inPlace(t, block(t, "caddyfile", "hooks.example.com"),
 		"hooks.example.com", "http://"+c.addr, "redis.internal:6379", server.Addr, "localhost:9000", up.addr(),
 		"{\n\tredis_lock {", "{\n\tadmin "+c.admin+"\n\tredis_lock {"))
-	up.holdAll()
-	first := inFlight(t, c.url+"/hooks/shop", "X-Name", "shop")
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url+"/hooks/shop", "X-Name", "shop")
 	other := inFlight(t, c.url+"/hooks/blog", "X-Name", "blog")
 	await(t, "another name to run", func() bool { return up.runs() == 2 })
 	second := inFlight(t, c.url+"/hooks/shop", "X-Name", "shop")
@@ -100,9 +98,7 @@ func TestReadmeProblemJSON(t *testing.T) {
 	c.start(t, inPlace(t, block(t, "caddyfile", "problem+json"),
 		":8080", "http://"+c.addr, "localhost:9000", up.addr(),
 		"http://"+c.addr+" {\n", "{\nadmin "+c.admin+"\nredis_lock {\nredis "+server.Addr+"\n}\n}\nhttp://"+c.addr+" {\n"))
-	up.holdAll()
-	first := inFlight(t, c.url+"/")
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url+"/")
 	a := post(t, c.url+"/", 423)
 	var problem struct {
 		Status int
@@ -126,9 +122,7 @@ func TestReadmeFreesStuckName(t *testing.T) {
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
 	c := startCaddy(t, onRedis(server, "lease 24h"), "redis_lock foo\n"+up.proxy())
-	up.holdAll()
-	_ = inFlight(t, c.url)
-	await(t, "the request to run", func() bool { return up.runs() == 1 })
+	up.occupy(t, c.url)
 	c.kill() // with the lock
 
 	survivor := startCaddy(t, onRedis(server), "redis_lock foo\n"+up.proxy())

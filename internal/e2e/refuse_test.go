@@ -31,9 +31,7 @@ func TestContention(t *testing.T) {
 		header X-Page yes
 		respond "{http.redis_lock.outcome}|{http.redis_lock.name}|{http.redis_lock.retry_after}|{http.redis_lock.fence}|{err.message}"
 	}`)
-	up.holdAll()
-	first := inFlight(t, c.url)
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url)
 
 	a := post(t, c.url, 423)
 	wantRetryAfter(t, a)
@@ -75,9 +73,7 @@ func TestRedisDown(t *testing.T) {
 	wantStatus(t, do(t.Context(), newClient(t), http.MethodGet, c.url, ""), 200)
 
 	// Let by without Redis, but still one at a time on this Caddy.
-	up.holdAll()
-	first := inFlight(t, c.url+"/pass")
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url+"/pass")
 	second := inFlight(t, c.url+"/pass")
 	a = post(t, c.url, 423) // held by this very Caddy: contention, whatever Redis does
 	if !strings.HasPrefix(a.body, "held ") {
@@ -191,9 +187,7 @@ func TestAccessLog(t *testing.T) {
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
 	c := startCaddy(t, onRedis(server), "log\nredis_lock {path}\n"+up.proxy())
-	up.holdAll()
-	first := inFlight(t, c.url+"/hook")
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url+"/hook")
 	post(t, c.url+"/hook", 423)
 	up.letGo()
 	wantStatus(t, <-first, 200)
@@ -287,9 +281,7 @@ func TestUpgradeIsNoWayAround(t *testing.T) {
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
 	c := startCaddy(t, onRedis(server, "methods unsafe"), "redis_lock deploy\n"+up.proxy())
-	up.holdAll()
-	first := inFlight(t, c.url)
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url)
 	post(t, c.url, 423, "Connection", "Upgrade", "Upgrade", "websocket")
 	up.letGo()
 	wantStatus(t, <-first, 200)

@@ -161,24 +161,15 @@ func TestHangUpOverHTTP2(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := newCaddy(t)
-	c.start(t, strings.Replace(c.config("local_certs\nskip_install_trust\n"+onRedis(server), "redis_lock deploy\n"+up.proxy()),
-		"http://"+c.addr, "https://"+c.addr, 1))
+	c := startTLS(t, onRedis(server), "redis_lock deploy\n"+up.proxy())
 	client := newClient(t)
 	client.Transport.(*http.Transport).ForceAttemptHTTP2 = true
-	url := "https://" + c.addr
 	await(t, "the certificate", func() bool {
-		a := do(t.Context(), client, http.MethodGet, url, "")
+		a := do(t.Context(), client, http.MethodGet, c.url, "")
 		return a.err == nil && a.ProtoMajor == 2
 	})
-	up.holdAll()
-	ctx, hangUp := context.WithCancel(t.Context())
-	gone := make(chan answer)
-	go func() { gone <- do(ctx, client, http.MethodPost, url, "{}") }()
-	await(t, "the request to run", func() bool { return up.runs() == 1 })
-	hangUp()
-	<-gone
-	wantStatus(t, do(t.Context(), client, http.MethodPost, url, ""), 423)
+	up.hangUp(t, client, c.url)
+	wantStatus(t, do(t.Context(), client, http.MethodPost, c.url, ""), 423)
 	up.letGo()
 	noKeys(t, server)
 	if _, _, cancelled := up.count(); cancelled != 0 {
@@ -194,9 +185,7 @@ func TestCrashOfHolder(t *testing.T) {
 	site := "redis_lock deploy\n" + up.proxy()
 	dying := startCaddy(t, onRedis(server, "lease 2s"), site)
 	survivor := startCaddy(t, onRedis(server, "lease 2s", "wait 1m"), site)
-	up.holdAll()
-	_ = inFlight(t, dying.url)
-	await(t, "the request to run", func() bool { return up.runs() == 1 })
+	up.occupy(t, dying.url)
 	dying.kill()
 	await(t, "the app to notice", func() bool { return up.runs() == 0 })
 	end, err := server.Client.Get(t.Context(), "lock.deploy").Int64()
@@ -252,9 +241,7 @@ func TestRedisHangsBeyondLease(t *testing.T) {
 	up := startUpstream(t, nil)
 	c := startCaddy(t, onRedis(server, "lease 2s"), "redis_lock deploy\n"+
 		"reverse_proxy "+up.addr()+" {\nfail_duration 1m\n}"+outcomePage)
-	up.holdAll()
-	first := inFlight(t, c.url)
-	await(t, "the request to run", func() bool { return up.runs() == 1 })
+	first := up.occupy(t, c.url)
 	server.Pause()
 	await(t, "the app to be cancelled", func() bool { _, _, cancelled := up.count(); return cancelled == 1 })
 	server.Resume() // whoever asks now asks after that
@@ -290,9 +277,7 @@ func TestForeignHandWhileHeld(t *testing.T) {
 			site := "redis_lock deploy\n" + up.proxy()
 			holder := startCaddy(t, onRedis(server, "lease 3s"), site)
 			other := startCaddy(t, onRedis(server, "lease 30s", "wait 1m"), site)
-			up.holdAll()
-			first := inFlight(t, holder.url)
-			await(t, "the first to run", func() bool { return up.runs() == 1 })
+			first := up.occupy(t, holder.url)
 			meddle(server)
 			second := inFlight(t, other.url)
 			wantStatus(t, <-first, 503)
