@@ -232,6 +232,30 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
+// A handler that does not return at max_hold keeps its lock for one more lease at most.
+func TestMaxHoldIgnored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := lock.NewMemory()
+		h := newHandler(t, &Handler{MaxHold: caddy.Duration(time.Minute)})
+		h.backend = testBackend{lock.New(store, lock.Options{})}
+		r, w := newRequest(http.MethodPost, "/")
+		err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+			time.Sleep(time.Minute)
+			if store.Inspect(t.Context(), "lock.example.com/") == nil {
+				t.Error("the lock is gone at max_hold, while the handler still runs")
+			}
+			time.Sleep(lock.DefaultLease)
+			if err := store.Inspect(t.Context(), "lock.example.com/"); err != nil {
+				t.Errorf("a lease later: %v", err)
+			}
+			return nil
+		}))
+		if herr, ok := err.(caddyhttp.HandlerError); !ok || herr.StatusCode != http.StatusGatewayTimeout {
+			t.Errorf("error %v, want 504", err)
+		}
+	})
+}
+
 // The client's hang-up ends neither the request nor the lock, or both.
 func TestHangUp(t *testing.T) {
 	for _, mode := range []string{finishRun, cancelRun} {
@@ -303,7 +327,11 @@ func TestNesting(t *testing.T) {
 			if err := store.ForceRelease(t.Context(), "lock.a"); err != nil {
 				t.Error(err)
 			}
+			lost := time.Now()
 			<-r.Context().Done()
+			if took := time.Since(lost); took > lock.DefaultLease/2 {
+				t.Errorf("the inner request went on for %v without the outer lock", took)
+			}
 			return nil
 		}))
 		if herr, ok := err.(caddyhttp.HandlerError); !ok || herr.StatusCode != 503 {
