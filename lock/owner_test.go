@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -205,7 +206,9 @@ func TestOutageIsShared(t *testing.T) {
 			OnOutage:   func(err error) { outages = append(outages, err) },
 			OnRecovery: func(d time.Duration) { recoveries = append(recoveries, d) },
 		})
+		var asked atomic.Int32
 		hang := func(func() (lock.Grant, error)) (lock.Grant, error) {
+			asked.Add(1)
 			time.Sleep(lock.DefaultOpTimeout)
 			return lock.Grant{}, errNoDial
 		}
@@ -234,6 +237,10 @@ func TestOutageIsShared(t *testing.T) {
 			if r.took > lock.DefaultOpTimeout {
 				t.Errorf("a newcomer was answered after %v, want within %v", r.took, lock.DefaultOpTimeout)
 			}
+		}
+		// Those of the first 2s, when nobody knew; then one at a time.
+		if n := asked.Load(); n > 20+6 {
+			t.Errorf("the Store was asked %d times during the outage", n)
 		}
 		if len(outages) != 1 || len(recoveries) != 0 {
 			t.Errorf("outages %v, recoveries %v; want one outage", outages, recoveries)
