@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
@@ -20,8 +21,9 @@ func (h *Handler) bufferBody(r *http.Request) error {
 		r.Method == http.MethodConnect || caddyhttp.IsIncremental(r.Header) {
 		return nil
 	}
-	if _, already := r.Body.(*bufferedBody); already {
-		return nil // by an outer redis_lock
+	switch r.Body.(type) {
+	case *bufferedBody, *streamedBody:
+		return nil // a redis_lock around this one did what there is to do
 	}
 	var buffer bytes.Buffer // grows with what arrives, whatever Content-Length claims
 	_, err := buffer.ReadFrom(io.LimitReader(r.Body, limit+1))
@@ -58,6 +60,23 @@ func newBufferedBody(content []byte) *bufferedBody {
 }
 
 func (*bufferedBody) Close() error { return nil }
+
+// A streamedBody reads the body of the client's request, whatever that is by then, and notes
+// its end.
+type streamedBody struct {
+	client *http.Request
+	ended  atomic.Bool
+}
+
+func (b *streamedBody) Read(p []byte) (int, error) {
+	n, err := b.client.Body.Read(p)
+	if err != nil {
+		b.ended.Store(true)
+	}
+	return n, err
+}
+
+func (b *streamedBody) Close() error { return b.client.Body.Close() }
 
 type partlyBufferedBody struct {
 	io.Reader

@@ -16,9 +16,10 @@ import (
 type fenceHeader string
 
 // strip removes what the client sent under that name, as the app relies on it being ours. That
-// includes a trailer, and the client's wish that the field be dropped on the way.
+// includes a trailer, and the client's wish that the field be dropped on the way. Within a
+// redis_lock with the same field that has been done, and the field is that one's.
 func (f fenceHeader) strip(r *http.Request) {
-	if f == "" {
+	if f == "" || isFenced(r, f) {
 		return
 	}
 	delete(r.Header, string(f))
@@ -64,7 +65,7 @@ func (f fenceHeader) strikeFromConnection(header http.Header) {
 }
 
 func (f fenceHeader) set(r *http.Request, fence int64) {
-	if f != "" {
+	if f != "" && fence != 0 {
 		r.Header[string(f)] = []string{strconv.FormatInt(fence, 10)}
 	}
 }

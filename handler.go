@@ -39,8 +39,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	name, nameErr := h.resolveName(repl)
 	key := lock.Key(h.Prefix, name)
-	if nameErr == nil && isHolding(r, locker, key) {
-		return next.ServeHTTP(w, r) // by a redis_lock around this one
+	if around := markOf(r, locker, key); around != nil && nameErr == nil {
+		h.fence.set(r, around.token)
+		return next.ServeHTTP(w, r)
 	}
 	report := newReport(r, repl)
 	switch {
@@ -173,19 +174,21 @@ func (h *Handler) serve(next caddyhttp.Handler, report report, x *holding) (err 
 		switch {
 		case returned && (cut == nil || x.response.complete()):
 			x.response.finish()
+			return
 		case cut == nil:
-			// A panic goes on.
-		case x.response.out():
-			panic(http.ErrAbortHandler) // the client must not take what it has for the answer
-		default:
-			// The handlers were cancelled, and may have panicked over that.
-			if v := recover(); v != nil && v != http.ErrAbortHandler {
-				panic(v)
-			}
-			err = report.cutOff(x.w, cut)
+			return // a panic goes on
 		}
+		// The handlers were cancelled, and may have aborted over that.
+		if v := recover(); v != nil && v != http.ErrAbortHandler {
+			panic(v)
+		}
+		if x.response.out() {
+			panic(http.ErrAbortHandler) // the client must not take what it has for the answer
+		}
+		x.response.takeBack()
+		err = report.cutOff(x.w, cut)
 	}()
-	err = next.ServeHTTP(x.response, x.request(h.fence))
+	err = next.ServeHTTP(x.response, x.run)
 	returned = true
 	return err
 }

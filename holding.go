@@ -25,7 +25,8 @@ type holding struct {
 	name     string
 	held     *lock.Handle
 	w        http.ResponseWriter // the client's
-	r        *http.Request       // the client's
+	run      *http.Request       // what the handlers are given
+	body     *streamedBody       // of run, unless it was read before the lock was taken
 	response *response
 
 	ctx    context.Context
@@ -44,12 +45,13 @@ type holding struct {
 func (h *Handler) hold(w http.ResponseWriter, r *http.Request, client context.Context,
 	held *lock.Handle, locker *lock.Locker, key, name string,
 ) *holding {
-	x := &holding{h: h, name: name, held: held, w: w, r: r, response: newResponse(w, r, h.OnDisconnect == finishRun)}
+	x := &holding{h: h, name: name, held: held, w: w, response: newResponse(w, r, h.OnDisconnect == finishRun)}
 	outer, nested := r.Context().Value(holdingKey{}).(*mark)
 	ctx := context.WithValue(context.WithoutCancel(r.Context()), holdingKey{}, &mark{
-		locker: locker, key: key, client: client, outer: outer,
+		locker: locker, key: key, token: held.Fence(), field: h.fence, client: client, outer: outer,
 	})
 	x.ctx, x.cancel = context.WithCancel(ctx)
+	x.prepare(r)
 	if nested {
 		x.watch(r.Context(), x.cancel) // the outer lock's end ends the inner request
 	}
@@ -66,17 +68,21 @@ func (h *Handler) hold(w http.ResponseWriter, r *http.Request, client context.Co
 	return x
 }
 
-// request is what the handlers are given.
-func (x *holding) request(fence fenceHeader) *http.Request {
-	r := x.r.WithContext(x.ctx)
-	if body, ok := r.Body.(*bufferedBody); ok {
-		// A reader of its own: {http.request.body} reads the client's request.
-		r.Body = newBufferedBody(body.content)
+// prepare makes the handlers' request of the client's. Its body is a reader of its own, as
+// Caddy's {http.request.body} reads the client's request and puts another body there.
+func (x *holding) prepare(client *http.Request) {
+	x.run = client.WithContext(x.ctx)
+	switch body := client.Body.(type) {
+	case nil:
+	case *bufferedBody:
+		x.run.Body = newBufferedBody(body.content)
+	default:
+		if body != http.NoBody {
+			x.body = &streamedBody{client: client}
+			x.run.Body = x.body
+		}
 	}
-	if !x.held.Local() {
-		fence.set(r, x.held.Fence())
-	}
-	return r
+	x.h.fence.set(x.run, x.held.Fence())
 }
 
 // watch calls f when ctx ends, unless join comes before.
@@ -133,7 +139,7 @@ func (x *holding) cut(reason error) bool {
 	x.reason = reason
 	x.response.cut() // before the handlers hear of it: what they answer to that is not the answer
 	x.cancel()
-	if _, whole := x.r.Body.(*bufferedBody); !whole && x.r.ContentLength != 0 {
+	if x.body != nil && !x.body.ended.Load() {
 		// Or net/http would wait for the rest of the body before it sends the error.
 		_ = http.NewResponseController(x.w).SetReadDeadline(time.Now())
 	}
@@ -147,18 +153,29 @@ type holdingKey struct{}
 type mark struct {
 	locker *lock.Locker
 	key    string
+	token  int64           // the fencing token; 0 if the lock is local
+	field  fenceHeader     // that has it
 	client context.Context // ends when the client hangs up
 	outer  *mark
 }
 
-// isHolding is true if the request is served with the lock of this key already.
-func isHolding(r *http.Request, locker *lock.Locker, key string) bool {
-	for m, _ := r.Context().Value(holdingKey{}).(*mark); m != nil; m = m.outer {
-		if m.locker == locker && m.key == key {
-			return true
-		}
+// marks calls f with each lock that the request is served with, from within, until f is true.
+func marks(r *http.Request, f func(*mark) bool) *mark {
+	m, _ := r.Context().Value(holdingKey{}).(*mark)
+	for m != nil && !f(m) {
+		m = m.outer
 	}
-	return false
+	return m
+}
+
+// markOf returns the mark of a lock that the request is served with already, or nil.
+func markOf(r *http.Request, locker *lock.Locker, key string) *mark {
+	return marks(r, func(m *mark) bool { return m.locker == locker && m.key == key })
+}
+
+// isFenced is true if the field is one of ours already.
+func isFenced(r *http.Request, field fenceHeader) bool {
+	return marks(r, func(m *mark) bool { return m.field == field }) != nil
 }
 
 // clientContext returns the context that ends when the client hangs up. Within another lock

@@ -3,6 +3,7 @@ package redislock
 import (
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"strconv"
 	"sync"
@@ -27,13 +28,16 @@ type response struct {
 	isHead     bool
 	hideHangUp bool
 
+	before http.Header // what was set before the handlers ran
+
 	mu         sync.Mutex
+	writing    int  // writes under way
 	hasHeader  bool // the handlers have written one
 	isOut      bool // it has gone to the client
 	hungUp     bool // the client has, and the handlers do not know
 	isCut      bool
-	lacks      bool // something was not written because of the cut
-	headerKept bool
+	lacks      bool        // something was not written because of the cut
+	headerKept http.Header // as it was when it was written; nil: not kept
 	status     int
 	length     int64 // of the body; -1: not known
 	written    int64 // of the body, with the byte that is kept
@@ -45,6 +49,7 @@ func newResponse(w http.ResponseWriter, r *http.Request, hideHangUp bool) *respo
 		ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
 		isHead:                r.Method == http.MethodHead,
 		hideHangUp:            hideHangUp,
+		before:                w.Header().Clone(),
 	}
 }
 
@@ -75,8 +80,10 @@ func (w *response) beginHeader(status int) bool {
 	w.hasHeader = true
 	w.status = status
 	w.length = w.bodyLength(status)
-	w.headerKept = w.length == 0
-	w.isOut = !w.headerKept
+	if w.length == 0 {
+		w.headerKept = w.Header().Clone()
+	}
+	w.isOut = w.headerKept == nil
 	return w.isOut
 }
 
@@ -98,7 +105,8 @@ func (w *response) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	if len(out) > 0 {
-		if n, err := w.ResponseWriter.Write(out); err != nil && !w.hangUp() {
+		n, err := w.ResponseWriter.Write(out)
+		if w.endWrite(); err != nil && !w.hangUp() {
 			return n, err
 		}
 	}
@@ -123,9 +131,9 @@ func (w *response) beginWrite(p []byte) ([]byte, error) {
 	case w.isCut:
 		w.lacks = true
 		return nil, errCut
-	case w.headerKept && w.isHead, len(p) == 0:
+	case w.headerKept != nil && w.isHead, len(p) == 0:
 		return nil, nil
-	case w.headerKept:
+	case w.headerKept != nil:
 		return nil, http.ErrBodyNotAllowed
 	case w.length >= 0 && w.written+int64(len(p)) > w.length:
 		return nil, http.ErrContentLength
@@ -139,39 +147,60 @@ func (w *response) beginWrite(p []byte) ([]byte, error) {
 	if w.hungUp {
 		return nil, nil
 	}
+	if len(p) > 0 {
+		w.writing++
+	}
 	return p, nil
 }
 
-// ReadFrom leaves the copying to net/http, which may have the kernel do it, but for the last
-// byte.
+func (w *response) endWrite() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.writing--
+}
+
+// ReadFrom leaves the copying to net/http, but for the last byte.
 func (w *response) ReadFrom(src io.Reader) (int64, error) {
 	w.WriteHeaderOnce()
 	w.mu.Lock()
-	direct := !w.isCut && !w.hungUp && !w.headerKept
 	left := w.length - w.written - 1 // negative: the length is not known
-	w.mu.Unlock()
-	var n int64
-	if direct && left != 0 {
-		part := src
-		if left > 0 {
-			part = io.LimitReader(src, left)
-		}
-		var err error
-		n, err = w.ResponseWriterWrapper.ReadFrom(part)
-		w.mu.Lock()
-		w.written += n
-		w.mu.Unlock()
-		if err != nil {
-			if !w.hangUp() {
-				return n, err
-			}
-			// Also when it was src that failed: it says so again.
-			m, err := io.Copy(io.Discard, src)
-			return n + m, err
-		}
+	direct := !w.isCut && !w.hungUp && w.headerKept == nil && left != 0
+	if direct {
+		w.writing++
 	}
-	m, err := io.Copy(writerOnly{w}, src)
+	w.mu.Unlock()
+	if !direct {
+		return io.Copy(writerOnly{w}, src)
+	}
+	from := &source{Reader: src}
+	part := io.Reader(from)
+	if left > 0 {
+		part = io.LimitReader(from, left)
+	}
+	n, err := w.ResponseWriterWrapper.ReadFrom(part)
+	w.mu.Lock()
+	w.written += n
+	w.writing--
+	w.mu.Unlock()
+	if err != nil && (from.err != nil || !w.hangUp()) {
+		return n, err
+	}
+	m, err := io.Copy(writerOnly{w}, src) // the last byte, or all that a client who is gone does not get
 	return n + m, err
+}
+
+// A source remembers that reading failed: it is not the client who is gone then.
+type source struct {
+	io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		s.err = err
+	}
+	return n, err
 }
 
 // writerOnly hides ReadFrom from io.Copy.
@@ -186,7 +215,11 @@ func (w *response) FlushError() error {
 	if w.dead() {
 		return nil
 	}
+	w.mu.Lock()
+	w.writing++
+	w.mu.Unlock()
 	err := http.NewResponseController(w.ResponseWriter).Flush()
+	w.endWrite()
 	if err != nil && !errors.Is(err, http.ErrNotSupported) && w.hangUp() {
 		return nil
 	}
@@ -197,18 +230,25 @@ func (w *response) FlushError() error {
 func (w *response) dead() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.isCut || w.hungUp || w.headerKept
+	return w.isCut || w.hungUp || w.headerKept != nil
 }
 
 // hangUp is called when the client is gone. It is false if the handlers are to hear of it.
 func (w *response) hangUp() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.isCut { // it failed because of that
+		w.lacks = true
+		return false
+	}
 	w.hungUp = w.hideHangUp
 	return w.hungUp
 }
 
 var errCut = errors.New("the request's time with the lock is over")
+
+// patience is for the last bytes of an answer that is complete but for them.
+const patience = 5 * time.Second
 
 // cut lets nothing out any more. A handler that is stuck in writing to a client that does not
 // read comes back.
@@ -216,16 +256,27 @@ func (w *response) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.isCut = true
-	if w.isOut {
-		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now())
+	if w.writing == 0 {
+		return
 	}
+	deadline := time.Now()
+	if w.written == w.length {
+		deadline = deadline.Add(patience)
+	}
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(deadline)
+}
+
+// takeBack removes the header fields of an answer that does not go out.
+func (w *response) takeBack() {
+	clear(w.Header())
+	maps.Copy(w.Header(), w.before)
 }
 
 // complete is true for an answer whose handlers, which have returned, wrote all of it.
 func (w *response) complete() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.hasHeader && !w.lacks && (w.length < 0 || w.written == w.length || w.headerKept)
+	return w.hasHeader && !w.lacks && (w.length < 0 || w.written == w.length || w.headerKept != nil)
 }
 
 // out is true if the client has seen a part of the answer.
@@ -237,8 +288,12 @@ func (w *response) out() bool {
 
 // finish sends what was kept.
 func (w *response) finish() {
-	if w.headerKept {
+	if w.headerKept != nil {
+		later := maps.Clone(w.Header()) // trailers among them
+		clear(w.Header())
+		maps.Copy(w.Header(), w.headerKept)
 		w.ResponseWriter.WriteHeader(w.status)
+		maps.Copy(w.Header(), later)
 	}
 	if len(w.kept) > 0 && !w.hungUp {
 		_, _ = w.ResponseWriter.Write(w.kept) // a client that is gone does not matter any more

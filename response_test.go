@@ -18,6 +18,8 @@ type wire struct {
 	log    strings.Builder
 	fail   error // of all writes: the client is gone
 	froms  int   // calls of ReadFrom
+
+	onWrite func()
 }
 
 func (w *wire) Header() http.Header { return w.header }
@@ -25,6 +27,9 @@ func (w *wire) Header() http.Header { return w.header }
 func (w *wire) WriteHeader(status int) { fmt.Fprintf(&w.log, "%d ", status) }
 
 func (w *wire) Write(p []byte) (int, error) {
+	if w.onWrite != nil {
+		w.onWrite()
+	}
 	if w.fail != nil {
 		return 0, w.fail
 	}
@@ -171,5 +176,45 @@ func TestResponseReportsBrokenSource(t *testing.T) {
 		if _, err := w.ReadFrom(io.MultiReader(strings.NewReader("some"), iotest.ErrReader(broken))); !errors.Is(err, broken) {
 			t.Errorf("client gone %v: error %v, want %v", gone, err, broken)
 		}
+	}
+}
+
+// A source that fails once, and then says that it is at its end, failed all the same.
+func TestResponseRemembersBrokenSource(t *testing.T) {
+	out := &wire{header: make(http.Header)}
+	w := newResponse(out, httptest.NewRequest(http.MethodPost, "/", nil), true)
+	broken := errors.New("unexpected EOF")
+	failed := false
+	src := readerFunc(func(p []byte) (int, error) {
+		if failed {
+			return 0, io.EOF
+		}
+		failed = true
+		return 0, broken
+	})
+	if _, err := io.Copy(w, src); !errors.Is(err, broken) {
+		t.Errorf("error %v, want %v", err, broken)
+	}
+	if _, err := w.Write([]byte("more")); err != nil || !strings.HasSuffix(out.log.String(), "more") {
+		t.Errorf("%q is out, %v; the client is still there", out.log.String(), err)
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// A write that fails because of the cut makes the answer incomplete.
+func TestResponseCutDuringWrite(t *testing.T) {
+	out := &wire{header: make(http.Header)}
+	w := newResponse(out, httptest.NewRequest(http.MethodPost, "/", nil), true)
+	_, _ = w.Write([]byte("some"))
+	out.fail = errors.New("i/o timeout")
+	out.onWrite = w.cut
+	if _, err := w.Write([]byte("more")); err == nil {
+		t.Error("the handler does not hear of it")
+	}
+	if w.complete() {
+		t.Error("the answer counts as complete")
 	}
 }

@@ -52,7 +52,7 @@ func (b *batcher) run(ctx context.Context, script *redis.Script, keys []string, 
 	case <-call.done:
 		return call.raw, true, call.err
 	case <-ctx.Done():
-		return nil, !b.withdraw(call), context.Cause(ctx)
+		return nil, !b.withdraw(call), ctx.Err()
 	}
 }
 
@@ -83,9 +83,10 @@ func (b *batcher) drain() {
 	}
 }
 
-// send waits for the answers as long as the most patient caller does.
+// send waits for the answers as long as the least patient caller does: the others may ask
+// again, and must not be held up by one bad connection.
 func (b *batcher) send(calls []*scriptCall) {
-	deadline := slices.MaxFunc(calls, func(a, b *scriptCall) int { return a.deadline.Compare(b.deadline) }).deadline
+	deadline := slices.MinFunc(calls, func(a, b *scriptCall) int { return a.deadline.Compare(b.deadline) }).deadline
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
 	unknown := pipeline(ctx, b.client, calls, (*redis.Script).EvalSha)

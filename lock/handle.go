@@ -34,6 +34,7 @@ type Handle struct {
 	deadline time.Time
 	expiry   *time.Timer // ends the belief at the deadline
 	over     bool        // lost, or being released
+	lost     bool
 
 	owner owner
 
@@ -104,10 +105,13 @@ func (h *Handle) lose(err *LostError) {
 }
 
 // loseLocked passes the turn on, too: a holder that does not stop must not block its name here
-// for longer than on other machines. The Store says when the next one may have the lock.
+// for longer than on other machines. The Store says when the next one may have the lock; where
+// there is no Store to ask, see OrLocal, the next one waits for the holder.
 func (h *Handle) loseLocked(err *LostError) {
 	if !h.over {
 		h.over = true
+		h.lost = true
+		h.locker.lines.linger(h.key, 1)
 		h.cancel(err)
 		h.passTurn()
 	}
@@ -186,6 +190,11 @@ func (h *Handle) end() {
 func (h *Handle) giveBack(ctx context.Context) error {
 	defer h.locker.lines.done()
 	defer h.passTurn()
+	defer func() {
+		if h.lost {
+			h.locker.lines.linger(h.key, -1)
+		}
+	}()
 	switch {
 	case h.granted:
 		err := h.locker.releaseOnce(ctx, h.key, h.token)

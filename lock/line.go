@@ -13,9 +13,10 @@ import (
 type lines struct {
 	mu     sync.Mutex
 	byKey  map[string]*line
-	users  int           // of the Store, see retain
-	closed func() error  // once set, called when the last line and user is gone
-	idle   chan struct{} // closed after that
+	users  int            // of the Store, see retain
+	lost   map[string]int // holders of lost locks that have not stopped yet
+	closed func() error   // once set, called when the last line and user is gone
+	idle   chan struct{}  // closed after that
 
 	closeErr error // of closed; read it when idle is closed
 }
@@ -55,7 +56,7 @@ var errTurnPassed = errors.New("turn was passed")
 var errClosed = &UnavailableError{Err: errors.New("locker is closed")}
 
 func newLines() *lines {
-	return &lines{byKey: make(map[string]*line), idle: make(chan struct{})}
+	return &lines{byKey: make(map[string]*line), lost: make(map[string]int), idle: make(chan struct{})}
 }
 
 // join returns the turn for key: at once if there is no line (queued false), or after waiting
@@ -195,12 +196,29 @@ func (q *lines) done() {
 	q.endIfIdle()
 }
 
-// endIfIdle must be called with q.mu held.
+// endIfIdle must be called with q.mu held. It does not wait for the closing.
 func (q *lines) endIfIdle() {
 	if q.closed != nil && len(q.byKey) == 0 && q.users == 0 {
-		q.closeErr = q.closed()
-		close(q.idle)
+		go func() {
+			q.closeErr = q.closed()
+			close(q.idle)
+		}()
 	}
+}
+
+// linger counts holders of key that go on although their lock is lost.
+func (q *lines) linger(key string, change int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.lost[key] += change; q.lost[key] == 0 {
+		delete(q.lost, key)
+	}
+}
+
+func (q *lines) lingers(key string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.lost[key] > 0
 }
 
 // settle says why nobody else can have the lock, a *HeldError or an *UnavailableError, and

@@ -189,8 +189,12 @@ func (l *Locker) ask(ctx context.Context, h *Handle, r request, arrived time.Tim
 		err := l.attempt(ctx, h, inLine)
 		away := errors.Is(err, ErrUnavailable)
 		if away && r.orLocal {
-			h.holdLocally(ctx)
-			err = nil
+			if l.lines.lingers(h.key) {
+				away, err = false, &HeldError{Why: Held}
+			} else {
+				h.holdLocally(ctx)
+				err = nil
+			}
 		}
 		if err == nil {
 			h.turn.settle(&HeldError{Why: Held}, false)

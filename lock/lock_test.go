@@ -574,6 +574,7 @@ func TestClose(t *testing.T) {
 		_, err := l.Acquire(t.Context(), "other")
 		wantError(t, err, lock.ErrUnavailable)
 		release(t, h)
+		synctest.Wait()
 		if !store.closed.Load() {
 			t.Error("the Store was not closed after the last release")
 		}

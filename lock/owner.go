@@ -81,10 +81,13 @@ func (h *Handle) keepRenewing(ctx context.Context) {
 	}
 }
 
+// renewOnce leaves time to try again before the deadline.
 func (h *Handle) renewOnce(ctx context.Context) (Grant, error) {
-	ctx, cancel := context.WithTimeout(ctx, h.locker.opTimeout)
+	op, cancel := context.WithTimeout(ctx, min(h.locker.opTimeout, h.lease/renewalsPerLease))
 	defer cancel()
-	grant, err := h.locker.store.Renew(ctx, h.key, h.token, h.lease)
-	h.locker.outage.report(err)
+	grant, err := h.locker.store.Renew(op, h.key, h.token, h.lease)
+	if ctx.Err() == nil { // otherwise nobody waited for the answer
+		h.locker.outage.report(err)
+	}
 	return grant, err
 }
