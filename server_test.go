@@ -224,7 +224,8 @@ func TestPassNeverOverlapsHere(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := &sometimesAway{Store: lock.NewMemory()}
 				h := newHandler(t, &Handler{OnRedisError: pass, OnLost: onLost})
-				h.backend = testBackend{lock.New(store, lock.Options{})}
+				locker := lock.New(store, lock.Options{})
+				h.backend = testBackend{locker}
 				var running, most atomic.Int32
 				post := func(stubborn time.Duration) error {
 					r, w := newRequest(http.MethodPost, "/")
@@ -251,6 +252,9 @@ func TestPassNeverOverlapsHere(t *testing.T) {
 					t.Errorf("%d at the same time", most.Load())
 				}
 				store.away.Store(false)
+				if err := locker.Close(t.Context()); err != nil { // joins what goes on in the background
+					t.Error(err)
+				}
 			})
 		})
 	}
