@@ -182,3 +182,38 @@ func TestReadmeOptionTable(t *testing.T) {
 		t.Errorf("the table has %d options, %d are known: %v, %s", len(documented), n, documented, known)
 	}
 }
+
+// A Redis user with the rights that the README lists, and no others, is enough: also for renewals,
+// and for finding out about foreign values.
+func TestReadmeRedisUser(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rights := regexp.MustCompile("(?s)needs the keys `(.*?)` and `(.*?)`, and the commands (.*?)\\.\n").FindStringSubmatch(string(readme))
+	if rights == nil {
+		t.Fatal("README.md does not say what a Redis user needs")
+	}
+	server := redistest.Start(t)
+	args := []any{"acl", "setuser", "locker", "on", ">pass", "~" + rights[1], "~" + rights[2]}
+	for _, command := range regexp.MustCompile(`[A-Z]+`).FindAllString(rights[3], -1) {
+		if command != "AND" {
+			args = append(args, "+"+strings.ToLower(command))
+		}
+	}
+	if err := server.Client.Do(t.Context(), args...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	up := startUpstream(t, nil)
+	c := startCaddy(t, "redis_lock {\nredis redis://locker:pass@"+server.Addr+"\nlease 1s\n}", "redis_lock {path}\n"+up.proxy())
+	server.Client.RPush(t.Context(), "lock./foreign", "x")
+	post(t, c.url+"/foreign", 423)
+	first := up.occupy(t, c.url+"/hook")
+	renewals := func() int { return server.Commands(t)["getset"] }
+	await(t, "renewals", func() bool { return renewals() > 3 })
+	up.letGo()
+	wantStatus(t, <-first, 200)
+	server.Client.Set(t.Context(), "lock./hook", 1, 0)
+	post(t, c.url+"/hook", 200)
+}
