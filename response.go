@@ -99,7 +99,7 @@ func (w *response) bodyLength(status int) int64 {
 
 // Write sends p on, but for the last byte of the body.
 func (w *response) Write(p []byte) (int, error) {
-	w.WriteHeaderOnce()
+	w.implyHeader()
 	out, err := w.beginWrite(p)
 	if err != nil {
 		return 0, err
@@ -113,8 +113,8 @@ func (w *response) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// WriteHeaderOnce writes the header that net/http implies, if there is none yet.
-func (w *response) WriteHeaderOnce() {
+// implyHeader writes the header that net/http implies, if there is none yet.
+func (w *response) implyHeader() {
 	w.mu.Lock()
 	hasHeader := w.hasHeader
 	w.mu.Unlock()
@@ -161,7 +161,7 @@ func (w *response) endWrite() {
 
 // ReadFrom leaves the copying to net/http, but for the last byte.
 func (w *response) ReadFrom(src io.Reader) (int64, error) {
-	w.WriteHeaderOnce()
+	w.implyHeader()
 	w.mu.Lock()
 	left := w.length - w.written - 1 // negative: the length is not known
 	direct := !w.isCut && !w.hungUp && w.headerKept == nil && left != 0
@@ -211,7 +211,7 @@ func (w *response) Flush() { _ = w.FlushError() }
 
 // FlushError sends what was written, but for what is kept.
 func (w *response) FlushError() error {
-	w.WriteHeaderOnce()
+	w.implyHeader()
 	if w.dead() {
 		return nil
 	}
