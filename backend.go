@@ -110,6 +110,10 @@ func (s *sharedRedis) use() (*lock.Locker, func(), error) {
 			OnRecovery: func(away time.Duration) {
 				logger().Info("redis is available again", zap.String("redis", options.Addr), zap.Duration("away", away))
 			},
+			OnDeaf: func(err error) {
+				logger().Warn("redis does not tell of locks that are handed over; waiting requests find out by asking, which is slower. "+
+					"Allow its user SUBSCRIBE and PUBLISH on the channels redis_lock:*", zap.String("redis", options.Addr), zap.Error(err))
+			},
 		})}, nil
 	})
 	if err != nil {

@@ -98,7 +98,7 @@ func TestNeedsLock(t *testing.T) {
 // neverRenewed is a Store whose renewals say that the lock is another's.
 type neverRenewed struct{ lock.Store }
 
-func (neverRenewed) Renew(context.Context, string, lock.Token, time.Duration) (lock.Grant, error) {
+func (neverRenewed) Renew(context.Context, string, lock.Claim) (lock.Grant, error) {
 	return lock.Grant{}, &lock.LostError{Why: lock.NotOwner}
 }
 

@@ -195,25 +195,32 @@ func (s *sometimesAway) check() error {
 	return nil
 }
 
-func (s *sometimesAway) Acquire(ctx context.Context, key string, token lock.Token, lease time.Duration) (lock.Grant, error) {
+func (s *sometimesAway) Acquire(ctx context.Context, key string, claim lock.Claim) (lock.Grant, error) {
 	if err := s.check(); err != nil {
 		return lock.Grant{}, err
 	}
-	return s.Store.Acquire(ctx, key, token, lease)
+	return s.Store.Acquire(ctx, key, claim)
 }
 
-func (s *sometimesAway) Renew(ctx context.Context, key string, token lock.Token, lease time.Duration) (lock.Grant, error) {
+func (s *sometimesAway) Renew(ctx context.Context, key string, claim lock.Claim) (lock.Grant, error) {
 	if err := s.check(); err != nil {
 		return lock.Grant{}, err
 	}
-	return s.Store.Renew(ctx, key, token, lease)
+	return s.Store.Renew(ctx, key, claim)
 }
 
-func (s *sometimesAway) Release(ctx context.Context, key string, token lock.Token) error {
+func (s *sometimesAway) Release(ctx context.Context, key string, claim lock.Claim) (lock.Successor, error) {
+	if err := s.check(); err != nil {
+		return lock.Successor{}, err
+	}
+	return s.Store.Release(ctx, key, claim)
+}
+
+func (s *sometimesAway) Inspect(ctx context.Context, key string) error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	return s.Store.Release(ctx, key, token)
+	return s.Store.Inspect(ctx, key)
 }
 
 // With on_redis_error pass a name stays one at a time on this Caddy, also when one that holds it

@@ -9,22 +9,28 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A batcher sends script calls that come at the same time together: those that come while a
-// pipeline is under way go with the next one.
+// A batcher sends script calls: one that comes alone at once, those that come while others are
+// under way together, as soon as an answer is there.
 type batcher struct {
 	client redis.UniversalClient
 
-	mu       sync.Mutex
-	draining bool // a pipeline is under way
-	waiting  []*scriptCall
-	tasks    sync.WaitGroup
+	mu      sync.Mutex
+	flying  int // round trips under way
+	waiting []*scriptCall
+	tasks   sync.WaitGroup
 }
 
-// A scriptCall is one EVALSHA and its answer, which is there when done is closed.
+// maxFlying is how many round trips are under way at a time. More of them make a call wait
+// less for the network, and fewer make calls travel together more often, which saves the
+// server, and this process, nearly all of their cost.
+const maxFlying = 1
+
+// A scriptCall is one EVALSHA, and its answer when done is closed.
 type scriptCall struct {
-	script   *redis.Script
-	keys     []string
-	args     []any
+	script *redis.Script
+	keys   []string
+	args   []any
+
 	deadline time.Time
 	done     chan struct{}
 	raw      any
@@ -33,19 +39,21 @@ type scriptCall struct {
 
 // run returns what the script answers. It returns when ctx ends, too; sent is false if the
 // call had not been sent by then, and never will be.
-func (b *batcher) run(ctx context.Context, script *redis.Script, keys []string, args []any) (raw any, sent bool, err error) {
-	call := &scriptCall{script: script, keys: keys, args: args, done: make(chan struct{})}
+func (b *batcher) run(ctx context.Context, call *scriptCall) (raw any, sent bool, err error) {
+	b.mu.Lock()
+	if b.flying < maxFlying {
+		b.flying++
+		b.mu.Unlock()
+		defer b.landed()
+		raw, err := call.script.Run(ctx, b.client, call.keys, call.args...).Result()
+		return raw, true, err
+	}
+	call.deadline = time.Now().Add(DefaultOpTimeout)
 	if deadline, ok := ctx.Deadline(); ok {
 		call.deadline = deadline
-	} else {
-		call.deadline = time.Now().Add(DefaultOpTimeout)
 	}
-	b.mu.Lock()
+	call.done = make(chan struct{})
 	b.waiting = append(b.waiting, call)
-	if !b.draining {
-		b.draining = true
-		b.tasks.Go(b.drain)
-	}
 	b.mu.Unlock()
 
 	select {
@@ -68,26 +76,28 @@ func (b *batcher) withdraw(call *scriptCall) bool {
 	return true
 }
 
-// drain sends what is waiting until nothing is.
-func (b *batcher) drain() {
-	for {
-		b.mu.Lock()
-		calls := b.waiting
-		b.waiting = nil
-		b.draining = len(calls) > 0
-		b.mu.Unlock()
-		if len(calls) == 0 {
-			return
-		}
-		b.send(calls)
+// landed is called at the end of a round trip: the next one has everybody who waits.
+func (b *batcher) landed() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.waiting) == 0 {
+		b.flying--
+		return
 	}
+	calls := b.waiting
+	b.waiting = nil
+	b.tasks.Go(func() {
+		defer b.landed()
+		b.send(calls)
+	})
 }
 
-// send waits for the answers as long as the least patient caller does: the others may ask
-// again, and must not be held up by one bad connection.
+// send waits for the answers as long as the most patient caller does; the others leave by
+// themselves.
 func (b *batcher) send(calls []*scriptCall) {
-	deadline := slices.MinFunc(calls, func(a, b *scriptCall) int { return a.deadline.Compare(b.deadline) }).deadline
-	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	ctx, cancel := context.WithDeadline(context.Background(), slices.MaxFunc(calls, func(a, b *scriptCall) int {
+		return a.deadline.Compare(b.deadline)
+	}).deadline)
 	defer cancel()
 	unknown := pipeline(ctx, b.client, calls, (*redis.Script).EvalSha)
 	if len(unknown) > 0 { // a server that was restarted, or never heard of the script

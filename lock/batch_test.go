@@ -16,7 +16,7 @@ func renewing(t *testing.T, n int) (*redistest.Server, lock.Store, []string, loc
 	t.Helper()
 	server := redistest.Start(t)
 	store := openGetSet(t, server)
-	token := lock.NewToken()
+	token := newToken()
 	return server, store, acquireAll(t, store, n, token), token
 }
 
@@ -28,7 +28,7 @@ func renewAll(t *testing.T, store lock.Store, keys []string, token lock.Token, p
 	errs := make([]error, len(keys))
 	var wg sync.WaitGroup
 	for i, key := range keys {
-		wg.Go(func() { _, errs[i] = store.Renew(ctx, key, token, time.Minute) })
+		wg.Go(func() { _, errs[i] = store.Renew(ctx, key, lock.Claim{Token: token, Lease: time.Minute}) })
 	}
 	wg.Wait()
 	return errs
@@ -38,7 +38,7 @@ func acquireAll(t *testing.T, store lock.Store, n int, token lock.Token) (keys [
 	t.Helper()
 	for i := range n {
 		key := lock.Key("lock.", string(rune('a'+i%26))+string(rune('a'+i/26)))
-		if _, err := store.Acquire(t.Context(), key, token, time.Minute); err != nil {
+		if _, err := store.Acquire(t.Context(), key, lock.Claim{Token: token, Lease: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		keys = append(keys, key)
@@ -50,7 +50,7 @@ func TestRenewalsGoTogether(t *testing.T) {
 	t.Parallel()
 	server, store, keys, token := renewing(t, 200)
 	server.Client.ScriptFlush(t.Context()) // as after a restart
-	lost := lock.NewToken()
+	lost := newToken()
 	server.Client.HSet(t.Context(), "{"+keys[7]+"}:holder", "t", string(lost))
 
 	for i, err := range renewAll(t, store, keys, token, time.Minute) {
@@ -107,7 +107,7 @@ func TestRenewalIsGivenUp(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, key := range keys {
 		wg.Go(func() {
-			if _, err := store.Renew(ctx, key, token, time.Minute); !errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+			if _, err := store.Renew(ctx, key, lock.Claim{Token: token, Lease: time.Minute}); !errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, context.Canceled) {
 				t.Errorf("renewal: %v", err)
 			}
 		})

@@ -40,9 +40,11 @@ type Reason string
 
 // Reasons in a [HeldError].
 const (
-	Held         Reason = "held"          // a live lock
-	OwnerLive    Reason = "owner-live"    // the key is gone or overwritten, but its owner's lease still runs
-	ForeignValue Reason = "foreign-value" // the key holds something that is no lock
+	Held          Reason = "held"           // a live lock
+	Free          Reason = "free"           // nobody's, but the claim was for a place in line only
+	OwnerLive     Reason = "owner-live"     // the key is gone or overwritten, but its owner's lease still runs
+	ForeignHolder Reason = "foreign-holder" // a live lock of a program that knows nothing of the line
+	ForeignValue  Reason = "foreign-value"  // the key holds something that is no lock
 )
 
 // Reasons in a [LostError].
@@ -61,6 +63,14 @@ type HeldError struct {
 	// For is how long the lock in the way lasts, by the Store's clock, unless it is
 	// renewed or released. Zero: not known.
 	For time.Duration
+
+	// Place is the claim's in the line, if it waits: smaller ones come before it. NewPlace is
+	// true if it had none before.
+	Place    int64
+	NewPlace bool
+
+	// Line is how many wait.
+	Line int
 }
 
 func (e *HeldError) Error() string { return explain(ErrHeld, e.Why) }

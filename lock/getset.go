@@ -18,60 +18,63 @@ import (
 //go:embed getset/*.lua
 var getsetSources embed.FS
 
-var (
-	acquireScript      = getsetScript("acquire")
-	renewScript        = getsetScript("renew")
-	releaseScript      = getsetScript("release")
-	inspectScript      = getsetScript("inspect")
-	forceReleaseScript = getsetScript("force_release")
-)
+// getsetScripts are the operations.
+type getsetScripts struct{ acquire, renew, release, inspect, forceRelease *redis.Script }
 
-func getsetScript(name string) *redis.Script {
-	var source []byte
-	for _, file := range []string{"state", name} {
-		part, err := getsetSources.ReadFile("getset/" + file + ".lua")
-		if err != nil {
-			panic(err) // embedded: cannot happen in a program that was built
+var theGetSetScripts = loadGetSetScripts(func(source string) string { return source })
+
+// loadGetSetScripts has edit see the source of each.
+func loadGetSetScripts(edit func(source string) string) *getsetScripts {
+	load := func(name string) *redis.Script {
+		var source []byte
+		for _, file := range []string{"state", name} {
+			part, err := getsetSources.ReadFile("getset/" + file + ".lua")
+			if err != nil {
+				panic(err) // embedded: cannot happen in a program that was built
+			}
+			source = append(source, part...)
 		}
-		source = append(source, part...)
+		return redis.NewScript(edit(string(source)))
 	}
-	return redis.NewScript(string(source))
+	return &getsetScripts{load("acquire"), load("renew"), load("release"), load("inspect"), load("force_release")}
 }
-
-const (
-	// grace is how long after the lock's end its key is collected as garbage. Two
-	// seconds is the least that keeps exclusion: a key must not vanish before it has
-	// expired for everybody.
-	grace = 2 * time.Second
-
-	// minHolderTTL is how long a holder record stays at least. It bounds the backward
-	// step of the server's clock that the fence survives, and the memory that a flood
-	// of names takes.
-	minHolderTTL = 10 * time.Minute
-)
 
 // getset is the Store of the published SETNX locking pattern, see NewGetSet.
 type getset struct {
 	client   redis.UniversalClient
-	renewals batcher
+	scripts  *getsetScripts
+	calls    batcher
+	messages messages
 }
 
 // NewGetSet returns a Store that keeps locks in Redis by the published SETNX/GETSET
 // locking pattern: the key holds the Unix second at which the lock ends, so that programs
 // which speak that pattern share locks with us. Each operation is one script, judged by
 // the server's clock, and a holder record beside the key ("{key}:holder") tells owners
-// apart: sent command by command, the pattern breaks (see docs/protocol.md).
+// apart: sent command by command, the pattern breaks. Those who wait stand in a line in Redis,
+// too ("{key}:line", "{key}:alive"). See docs/protocol.md.
 //
 // The Store sends an operation a second time after a broken connection, which is safe.
 // Give it a client that does not (MaxRetries: -1): when a client repeats a Release behind
 // the Store's back, its answer "not the owner" looks like a lost lock. The client must
 // honour deadlines (ContextTimeoutEnabled: true). Close closes it.
 func NewGetSet(client redis.UniversalClient) Store {
-	return &getset{client: client, renewals: batcher{client: client}}
+	return newGetSet(client, theGetSetScripts)
 }
 
-func (s *getset) Acquire(ctx context.Context, key string, token Token, lease time.Duration) (Grant, error) {
-	rep, _, err := s.run(ctx, s.send, acquireScript, key, leaseArgs(token, lease)...)
+func newGetSet(client redis.UniversalClient, scripts *getsetScripts) *getset {
+	return &getset{client: client, scripts: scripts, calls: batcher{client: client}, messages: newMessages(client)}
+}
+
+func (s *getset) Acquire(ctx context.Context, key string, claim Claim) (Grant, error) {
+	mode := 0
+	switch {
+	case claim.LineUp:
+		mode = 2
+	case claim.Wait:
+		mode = 1
+	}
+	rep, _, err := s.run(ctx, s.scripts.acquire, key, claim, mode, claim.Place)
 	if err != nil {
 		return Grant{}, err
 	}
@@ -81,9 +84,8 @@ func (s *getset) Acquire(ctx context.Context, key string, token Token, lease tim
 	return rep.grant(), nil
 }
 
-func (s *getset) Renew(ctx context.Context, key string, token Token, lease time.Duration) (Grant, error) {
-	// Renewals that fall due together go together.
-	rep, _, err := s.run(ctx, s.renewals.run, renewScript, key, leaseArgs(token, lease)...)
+func (s *getset) Renew(ctx context.Context, key string, claim Claim) (Grant, error) {
+	rep, _, err := s.run(ctx, s.scripts.renew, key, claim)
 	if err != nil {
 		return Grant{}, err
 	}
@@ -93,22 +95,27 @@ func (s *getset) Renew(ctx context.Context, key string, token Token, lease time.
 	return rep.grant(), nil
 }
 
-func (s *getset) Release(ctx context.Context, key string, token Token) error {
-	rep, resent, err := s.run(ctx, s.send, releaseScript, key, string(token))
-	if err != nil {
-		return err
+func (s *getset) Release(ctx context.Context, key string, claim Claim) (Successor, error) {
+	waits := 0
+	if claim.Wait {
+		waits = 1
 	}
-	if rep.why == NotOwner && resent {
-		return nil // the first one, whose reply got lost, did it
+	rep, resent, err := s.run(ctx, s.scripts.release, key, claim, waits)
+	switch {
+	case err != nil:
+		return Successor{}, err
+	case rep.why == NotOwner && resent:
+		return Successor{}, nil // the first one, whose reply got lost, did it
+	case rep.why != "":
+		return Successor{}, &LostError{Why: rep.why}
+	case rep.successor == "":
+		return Successor{}, nil
 	}
-	if rep.why != "" {
-		return &LostError{Why: rep.why}
-	}
-	return nil
+	return Successor{Token: rep.successor, Grant: rep.grant()}, nil
 }
 
 func (s *getset) Inspect(ctx context.Context, key string) error {
-	rep, _, err := s.run(ctx, s.send, inspectScript, key, "")
+	rep, _, err := s.run(ctx, s.scripts.inspect, key, Claim{})
 	if err != nil {
 		return err
 	}
@@ -119,43 +126,32 @@ func (s *getset) Inspect(ctx context.Context, key string) error {
 }
 
 func (s *getset) ForceRelease(ctx context.Context, key string) error {
-	_, _, err := s.run(ctx, s.send, forceReleaseScript, key, "")
+	_, _, err := s.run(ctx, s.scripts.forceRelease, key, Claim{})
 	return err
 }
 
+func (s *getset) Listen(process Process, listener Listener) { s.messages.listen(process, listener) }
+
 func (s *getset) Close() error {
-	s.renewals.close()
+	s.messages.close()
+	s.calls.close()
 	return s.client.Close()
-}
-
-func leaseArgs(token Token, lease time.Duration) []any {
-	holderTTL := max(minHolderTTL, 2*(lease+time.Second+grace))
-	return []any{
-		string(token),
-		int64(lease / time.Second),
-		int64(grace / time.Second),
-		int64(holderTTL / time.Second),
-	}
-}
-
-// A sender calls a script. sent is false if the server cannot have heard of it.
-type sender func(ctx context.Context, script *redis.Script, keys []string, args []any) (raw any, sent bool, err error)
-
-// send calls a script on its own.
-func (s *getset) send(ctx context.Context, script *redis.Script, keys []string, args []any) (any, bool, error) {
-	raw, err := script.Run(ctx, s.client, keys, args...).Result()
-	return raw, true, err
 }
 
 // run sends one operation, and again if its connection broke: that a server was restarted, or
 // closes idle connections, is found out only by writing to it, once for each connection of the
 // pool. resent tells that an earlier one may have been carried out.
-func (s *getset) run(ctx context.Context, send sender, script *redis.Script, key string, args ...any) (rep reply, resent bool, err error) {
-	keys := []string{key, "{" + key + "}:holder"}
-	raw, sent, err := send(ctx, script, keys, args)
+func (s *getset) run(ctx context.Context, script *redis.Script, key string, claim Claim, more ...any) (rep reply, resent bool, err error) {
+	tagged := "{" + key + "}"
+	call := &scriptCall{
+		script: script,
+		keys:   []string{key, tagged + ":holder", tagged + ":line", tagged + ":alive"},
+		args:   append([]any{string(claim.Token), int64(claim.Lease / time.Second)}, more...),
+	}
+	raw, sent, err := s.calls.run(ctx, call)
 	for tries := s.client.PoolStats().IdleConns + 1; tries > 0 && brokenConnection(err) && ctx.Err() == nil; tries-- {
 		resent = true
-		raw, _, err = send(ctx, script, keys, args)
+		raw, _, err = s.calls.run(ctx, call)
 	}
 	if err != nil {
 		return reply{}, resent, &UnavailableError{Doubtful: resent || sent && mayHaveRun(err), Err: err}
@@ -212,13 +208,19 @@ func neverSent(err error) bool {
 	return ok && op.Op == "dial"
 }
 
-// reply is what a script answers: {1, expiry, fence, now} or {0, expiry of the one in the
-// way, now, why}; expiries in Unix seconds, now in Unix microseconds, by the server's clock.
+// reply is what a script answers: {1, expiry, fence, now} and from a release the successor's
+// token, or {0, expiry of the one in the way, now, why} and from an acquire place, 1 if it is
+// new, and length of the line; expiries in Unix seconds, now in Unix microseconds, by the
+// server's clock.
 type reply struct {
-	expiry int64
-	fence  int64
-	now    int64
-	why    Reason // empty: yes
+	expiry    int64
+	fence     int64
+	now       int64
+	successor Token
+	why       Reason // empty: yes
+	place     int64
+	newPlace  bool
+	line      int
 }
 
 // ttl is cut off at a century: a foreign program may write any 12 digits.
@@ -232,46 +234,58 @@ func (r reply) grant() Grant { return Grant{Fence: r.fence, TTL: r.ttl()} }
 
 func (r reply) held() error {
 	// The lock is free only strictly after the second that it names.
-	return &HeldError{Why: r.why, For: max(0, r.ttl()+time.Second)}
+	return &HeldError{Why: r.why, For: max(0, r.ttl()+time.Second), Place: r.place, NewPlace: r.newPlace, Line: r.line}
 }
 
 // decodeReply checks a script's answer, which may come from a proxy or from a server
 // that only looks like Redis.
 func decodeReply(raw any) (reply, error) {
 	unexpected := fmt.Errorf("unexpected reply of a lock script: %.100v", raw)
-	fields, ok := raw.([]any)
-	if !ok || len(fields) != 4 {
+	fields, _ := raw.([]any)
+	var yes, added, line int64
+	var why, successor string
+	var r reply
+	switch {
+	case fit(fields, &yes, &r.expiry, &r.fence, &r.now),
+		fit(fields, &yes, &r.expiry, &r.fence, &r.now, &successor):
+		if yes != 1 {
+			return reply{}, unexpected
+		}
+	case fit(fields, &yes, &r.expiry, &r.now, &why),
+		fit(fields, &yes, &r.expiry, &r.now, &why, &r.place, &added, &line):
+		if yes != 0 || why == "" {
+			return reply{}, unexpected
+		}
+	default:
 		return reply{}, unexpected
 	}
-	var n [3]int64
-	for i := range n {
-		if n[i], ok = fields[i].(int64); !ok {
-			return reply{}, unexpected
-		}
-	}
-	switch n[0] {
-	case 1:
-		now, ok := fields[3].(int64)
-		if !ok {
-			return reply{}, unexpected
-		}
-		return checked(reply{expiry: n[1], fence: n[2], now: now}, unexpected)
-	case 0:
-		why, ok := fields[3].(string)
-		if !ok || why == "" {
-			return reply{}, unexpected
-		}
-		return checked(reply{expiry: n[1], now: n[2], why: Reason(why)}, unexpected)
-	}
-	return reply{}, unexpected
-}
-
-// checked refuses numbers that no script of ours writes: a lifetime computed from them
-// would overflow and look like a long one.
-func checked(r reply, unexpected error) (reply, error) {
+	r.successor, r.why, r.newPlace, r.line = Token(successor), Reason(why), added == 1, int(line)
+	// No script of ours writes such numbers: a lifetime computed from them would overflow and
+	// look like a long one.
 	const maxSecond = 1_000_000_000_000 // 12 digits, as acquire.lua accepts
-	if r.expiry < 0 || r.expiry >= maxSecond || r.now <= 0 || r.now/1_000_000 >= maxSecond || r.fence < 0 {
+	if r.expiry < 0 || r.expiry >= maxSecond || r.now <= 0 || r.now/1_000_000 >= maxSecond ||
+		r.fence < 0 || r.place < 0 || line < 0 {
 		return reply{}, unexpected
 	}
 	return r, nil
+}
+
+// fit stores the fields in targets, each an *int64 or a *string; it is false if they do not fit.
+func fit(fields []any, targets ...any) bool {
+	if len(fields) != len(targets) {
+		return false
+	}
+	for i, target := range targets {
+		var ok bool
+		switch target := target.(type) {
+		case *int64:
+			*target, ok = fields[i].(int64)
+		case *string:
+			*target, ok = fields[i].(string)
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
 }

@@ -56,9 +56,9 @@ func TestKeyHoldsUnixSecondOfItsEnd(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	store := openGetSet(t, server)
-	token := lock.NewToken()
+	token := newToken()
 	before := server.Now(t).Unix()
-	if _, err := store.Acquire(t.Context(), mainKey, token, 30*time.Second); err != nil {
+	if _, err := store.Acquire(t.Context(), mainKey, lock.Claim{Token: token, Lease: 30 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	after := server.Now(t).Unix()
@@ -73,7 +73,7 @@ func TestKeyHoldsUnixSecondOfItsEnd(t *testing.T) {
 	if ttl := server.Client.TTL(t.Context(), holderKey).Val(); ttl < 9*time.Minute || ttl > 10*time.Minute {
 		t.Errorf("holder record has a TTL of %v, want 10m", ttl)
 	}
-	if err := store.Release(t.Context(), mainKey, token); err != nil {
+	if err := giveBack(t, store, mainKey, token); err != nil {
 		t.Fatal(err)
 	}
 	if n := server.Client.Exists(t.Context(), mainKey).Val(); n != 0 {
@@ -99,10 +99,10 @@ func TestForeignValues(t *testing.T) {
 		{"expired float", at(-5) + ".75", ""},
 		{"expired long ago", "1", ""},
 		{"zero", "0", ""},
-		{"live", at(100), lock.Held},
-		{"live float", at(100) + ".5", lock.Held},
+		{"live", at(100), lock.ForeignHolder},
+		{"live float", at(100) + ".5", lock.ForeignHolder},
 		{"milliseconds", at(100) + "000", lock.ForeignValue},
-		{"twelve digits", "999999999999", lock.Held},
+		{"twelve digits", "999999999999", lock.ForeignHolder},
 		{"empty", "", lock.ForeignValue},
 		{"text", "locked", lock.ForeignValue},
 		{"negative", "-5", lock.ForeignValue},
@@ -113,8 +113,8 @@ func TestForeignValues(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			key := "lock." + strings.ReplaceAll(c.name, " ", "_")
 			server.Client.Set(t.Context(), key, c.value, 0)
-			token := lock.NewToken()
-			_, err := store.Acquire(t.Context(), key, token, 30*time.Second)
+			token := newToken()
+			_, err := store.Acquire(t.Context(), key, lock.Claim{Token: token, Lease: 30 * time.Second})
 			if c.why == "" {
 				if err != nil {
 					t.Fatalf("acquire: %v, want it taken at once", err)
@@ -138,7 +138,7 @@ func TestForeignValues(t *testing.T) {
 	}
 	t.Run("another type", func(t *testing.T) {
 		server.Client.RPush(t.Context(), "lock.list", "x")
-		_, err := store.Acquire(t.Context(), "lock.list", lock.NewToken(), 30*time.Second)
+		_, err := store.Acquire(t.Context(), "lock.list", lock.Claim{Token: newToken(), Lease: 30 * time.Second})
 		if held, ok := errors.AsType[*lock.HeldError](err); !ok || held.Why != lock.ForeignValue {
 			t.Errorf("acquire: %v, want held (foreign-value)", err)
 		}
@@ -155,8 +155,8 @@ func TestSecondOfTheEndBelongsToNobody(t *testing.T) {
 		now := server.Now(t).Unix()
 		server.Client.Set(t.Context(), mainKey, now, time.Minute)
 		server.Client.HSet(t.Context(), holderKey, "t", "us", "e", now, "f", 1)
-		_, taken := store.Acquire(t.Context(), mainKey, lock.NewToken(), time.Second)
-		_, renewed := store.Renew(t.Context(), mainKey, "us", time.Second)
+		_, taken := store.Acquire(t.Context(), mainKey, lock.Claim{Token: newToken(), Lease: time.Second})
+		_, renewed := store.Renew(t.Context(), mainKey, lock.Claim{Token: "us", Lease: time.Second})
 		if server.Now(t).Unix() != now {
 			continue
 		}
@@ -198,24 +198,24 @@ func TestForeignHand(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
 			store := openGetSet(t, server)
-			token := lock.NewToken()
-			if _, err := store.Acquire(t.Context(), mainKey, token, time.Minute); err != nil {
+			token := newToken()
+			if _, err := store.Acquire(t.Context(), mainKey, lock.Claim{Token: token, Lease: time.Minute}); err != nil {
 				t.Fatal(err)
 			}
 			c.meddle(t, server)
 			record := server.Client.HGetAll(t.Context(), holderKey).Val()
-			_, err := store.Renew(t.Context(), mainKey, token, time.Minute)
+			_, err := store.Renew(t.Context(), mainKey, lock.Claim{Token: token, Lease: time.Minute})
 			if lost, ok := errors.AsType[*lock.LostError](err); !ok || lost.Why != c.lost {
 				t.Errorf("renew: %v, want lost (%s)", err, c.lost)
 			}
 			if now := server.Client.HGetAll(t.Context(), holderKey).Val(); len(now) != len(record) {
 				t.Errorf("a refused renewal changed the holder record from %v to %v", record, now)
 			}
-			_, err = store.Acquire(t.Context(), mainKey, lock.NewToken(), time.Minute)
+			_, err = store.Acquire(t.Context(), mainKey, lock.Claim{Token: newToken(), Lease: time.Minute})
 			if held, ok := errors.AsType[*lock.HeldError](err); !ok || held.Why != c.others {
 				t.Errorf("acquire by another: %v, want held (%s)", err, c.others)
 			}
-			err = store.Release(t.Context(), mainKey, token)
+			err = giveBack(t, store, mainKey, token)
 			if lost, ok := errors.AsType[*lock.LostError](err); !ok || lost.Why != c.lost {
 				t.Errorf("release: %v, want lost (%s)", err, c.lost)
 			}
@@ -232,7 +232,7 @@ func TestFenceSurvivesClockOfEarlierHolder(t *testing.T) {
 	store := openGetSet(t, server)
 	const ahead = 9_000_000_000_000_000 // the server's clock was once far ahead
 	server.Client.HSet(t.Context(), holderKey, "f", int64(ahead))
-	g, err := store.Acquire(t.Context(), mainKey, lock.NewToken(), time.Second)
+	g, err := store.Acquire(t.Context(), mainKey, lock.Claim{Token: newToken(), Lease: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,16 +249,16 @@ func TestScriptsAreSentOnce(t *testing.T) {
 	server := redistest.Start(t)
 	store := openGetSet(t, server)
 	for range 10 {
-		token := lock.NewToken()
-		if _, err := store.Acquire(t.Context(), mainKey, token, time.Minute); err != nil {
+		token := newToken()
+		if _, err := store.Acquire(t.Context(), mainKey, lock.Claim{Token: token, Lease: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
-		if err := store.Release(t.Context(), mainKey, token); err != nil {
+		if err := giveBack(t, store, mainKey, token); err != nil {
 			t.Fatal(err)
 		}
 	}
 	server.Client.ScriptFlush(t.Context()) // as after a restart
-	if _, err := store.Acquire(t.Context(), mainKey, lock.NewToken(), time.Minute); err != nil {
+	if _, err := store.Acquire(t.Context(), mainKey, lock.Claim{Token: newToken(), Lease: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	if commands := server.Commands(t); commands["eval"] != 3 || commands["evalsha"] != 21 {
@@ -272,7 +272,7 @@ func TestStoreAway(t *testing.T) {
 	server := redistest.Start(t)
 	store := openGetSet(t, server)
 	server.Kill()
-	_, err := store.Acquire(t.Context(), mainKey, lock.NewToken(), time.Second)
+	_, err := store.Acquire(t.Context(), mainKey, lock.Claim{Token: newToken(), Lease: time.Second})
 	away, ok := errors.AsType[*lock.UnavailableError](err)
 	if !ok || !errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrHeld) {
 		t.Fatalf("acquire: %v, want unavailable", err)
@@ -281,8 +281,8 @@ func TestStoreAway(t *testing.T) {
 		t.Errorf("a refused connection (%v) counts as doubtful", err)
 	}
 	server.Restart(t)
-	token := lock.NewToken()
-	if _, err := store.Acquire(t.Context(), mainKey, token, time.Second); err != nil {
+	token := newToken()
+	if _, err := store.Acquire(t.Context(), mainKey, lock.Claim{Token: token, Lease: time.Second}); err != nil {
 		t.Fatalf("acquire after the restart: %v", err)
 	}
 }
@@ -294,12 +294,12 @@ func TestBrokenConnectionIsReplaced(t *testing.T) {
 	server := redistest.Start(t)
 	store := openGetSet(t, server)
 	for range 10 {
-		token := lock.NewToken()
-		if _, err := store.Acquire(t.Context(), mainKey, token, time.Minute); err != nil {
+		token := newToken()
+		if _, err := store.Acquire(t.Context(), mainKey, lock.Claim{Token: token, Lease: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		server.Client.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes")
-		if err := store.Release(t.Context(), mainKey, token); err != nil {
+		if err := giveBack(t, store, mainKey, token); err != nil {
 			t.Fatal(err)
 		}
 		server.Client.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes")

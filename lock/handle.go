@@ -18,10 +18,8 @@ const (
 // A Handle is a lock that was taken. Release it.
 type Handle struct {
 	locker *Locker
-	turn   *turn
 	key    string
-	token  Token
-	lease  time.Duration
+	claim  Claim
 
 	granted  bool // the Store said yes
 	doubtful bool // an attempt went unanswered, so the Store may have the token all the same
@@ -38,7 +36,6 @@ type Handle struct {
 
 	owner owner
 
-	pass     sync.Once
 	release  sync.Once
 	released error
 }
@@ -57,7 +54,7 @@ func (h *Handle) hold(ctx context.Context, grant Grant, t0 time.Time) bool {
 	h.mu.Lock() // the timers may fire at once
 	defer h.mu.Unlock()
 	h.expiry = time.AfterFunc(time.Until(deadline), h.expire)
-	h.owner.start(h, t0)
+	h.owner.start(h, grant, t0)
 	return true
 }
 
@@ -68,7 +65,7 @@ func (h *Handle) holdLocally(ctx context.Context) {
 
 // sureUntil returns how long a grant is surely ours that was asked for at t0.
 func (h *Handle) sureUntil(grant Grant, t0 time.Time) time.Time {
-	sure := min(h.lease, grant.TTL)
+	sure := min(h.claim.Lease, grant.TTL)
 	return t0.Add(sure - sure/clockDrift - margin)
 }
 
@@ -104,20 +101,17 @@ func (h *Handle) lose(err *LostError) {
 	h.loseLocked(err)
 }
 
-// loseLocked passes the turn on, too: a holder that does not stop must not block its name here
-// for longer than on other machines. The Store says when the next one may have the lock; where
-// there is no Store to ask, see OrLocal, the next one waits for the holder.
+// loseLocked lets the next one here ask, too: a holder that does not stop must not block its name
+// for longer here than on other machines. The Store says when the next one may have the lock;
+// where there is no Store to ask, see OrLocal, the next one waits for the holder.
 func (h *Handle) loseLocked(err *LostError) {
 	if !h.over {
 		h.over = true
 		h.lost = true
-		h.locker.lines.linger(h.key, 1)
 		h.cancel(err)
-		h.passTurn()
+		h.locker.lines.lose(h)
 	}
 }
-
-func (h *Handle) passTurn() { h.pass.Do(h.turn.pass) }
 
 // Context returns a context with the values of the one given to Acquire. It ends when the
 // lock is released (its cause is [ErrReleased] then) or lost (a [*LostError]): before anybody
@@ -144,7 +138,7 @@ func (h *Handle) Local() bool { return !h.granted }
 // before.
 func (h *Handle) StopRenewing() { h.owner.join() }
 
-// Release gives the lock back, and the line's turn to the next in this process. It returns
+// Release gives the lock back, or hands it over to the first in line. It returns
 //
 //   - nil;
 //   - a [*LostError] if the lock had been lost before, so that somebody else may have run at
@@ -186,31 +180,27 @@ func (h *Handle) end() {
 	h.cancel(ErrReleased)
 }
 
-// giveBack releases the lock in the Store, if it may be there, and passes the turn on.
+// giveBack gives the lock to the next one, by the Store if that has it.
 func (h *Handle) giveBack(ctx context.Context) error {
-	defer h.locker.lines.done()
-	defer h.passTurn()
-	defer func() {
-		if h.lost {
-			h.locker.lines.linger(h.key, -1)
-		}
-	}()
-	switch {
-	case h.granted:
-		err := h.locker.releaseOnce(ctx, h.key, h.token)
-		if !answered(err) {
-			h.leaveBehind()
-		}
-		return err
-	case h.doubtful:
-		// Its caller has waited long enough for a Store that does not answer.
-		h.leaveBehind()
+	l := h.locker
+	defer l.lines.leave(h.key)
+	if h.lost {
+		defer l.lines.stopped(h)
 	}
-	return nil
+	if !h.granted {
+		l.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, l.outage.current() != nil)
+		return nil
+	}
+	return h.releaseOrLeave(ctx)
 }
 
-// giveUp takes an Acquire that failed back; its caller hears why.
-func (h *Handle) giveUp() {
-	h.end()
-	_ = h.giveBack(context.Background())
+// releaseOrLeave releases the handle's token, which goes on in the background if there is no
+// answer.
+func (h *Handle) releaseOrLeave(ctx context.Context) error {
+	err := h.locker.releaseOnce(ctx, h.key, h.claim)
+	if !answered(err) {
+		h.leaveBehind()
+		h.locker.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, true)
+	}
+	return err
 }

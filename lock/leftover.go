@@ -15,31 +15,31 @@ const (
 	maxRelease = time.Second
 )
 
-// leftovers are the tokens that the Store may still have although nobody holds them: of an
+// leftovers are the claims that the Store may still have although nobody makes them: of an
 // attempt or a release that went unanswered. Each is released in the background until the
 // Store answers or its lease has passed. Whoever asks for the same key meanwhile releases it
 // first, or it would meet this process's own lock and take it for contention.
 type leftovers struct {
 	mu    sync.Mutex
-	byKey map[string][]Token
+	byKey map[string][]Claim
 }
 
-func (o *leftovers) of(key string) []Token {
+func (o *leftovers) of(key string) []Claim {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.byKey[key])
 }
 
-func (o *leftovers) add(key string, token Token) {
+func (o *leftovers) add(key string, claim Claim) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.byKey[key] = append(o.byKey[key], token)
+	o.byKey[key] = append(o.byKey[key], claim)
 }
 
-func (o *leftovers) remove(key string, token Token) {
+func (o *leftovers) remove(key string, claim Claim) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	rest := slices.DeleteFunc(o.byKey[key], func(t Token) bool { return t == token })
+	rest := slices.DeleteFunc(o.byKey[key], func(c Claim) bool { return c.Token == claim.Token })
 	if len(rest) == 0 {
 		delete(o.byKey, key)
 	} else {
@@ -47,20 +47,20 @@ func (o *leftovers) remove(key string, token Token) {
 	}
 }
 
-// leaveBehind releases the handle's token in the background. It must be called before the turn
-// is passed.
+// leaveBehind releases the handle's token in the background. It must be called before the lines
+// hear that the handle is done.
 func (h *Handle) leaveBehind() {
 	l := h.locker
-	l.leftovers.add(h.key, h.token)
+	l.leftovers.add(h.key, h.claim)
 	l.lines.retain()
 	go func() {
 		defer l.lines.done()
-		defer l.leftovers.remove(h.key, h.token)
+		defer l.leftovers.remove(h.key, h.claim)
 		// The key counts whole seconds and one more: a lock can last 2s beyond its lease.
-		runsOut := time.Now().Add(h.lease + 2*time.Second)
+		runsOut := time.Now().Add(h.claim.Lease + 2*time.Second)
 		overtaken := h.granted
 		for pause := minRelease; time.Now().Before(runsOut); pause = min(2*pause, maxRelease) {
-			err := l.releaseOnce(context.Background(), h.key, h.token)
+			err := l.releaseOnce(context.Background(), h.key, h.claim)
 			if answered(err) {
 				if !errors.Is(err, ErrLost) || overtaken {
 					return
@@ -77,20 +77,25 @@ func (h *Handle) leaveBehind() {
 // clearLeftovers releases what is left over of key, so that it is not in the way. Its error is
 // an *UnavailableError.
 func (l *Locker) clearLeftovers(ctx context.Context, key string) error {
-	for _, token := range l.leftovers.of(key) {
-		if err := l.releaseOnce(ctx, key, token); !answered(err) {
+	for _, claim := range l.leftovers.of(key) {
+		if err := l.releaseOnce(ctx, key, claim); !answered(err) {
 			return err
 		}
-		l.leftovers.remove(key, token)
+		l.leftovers.remove(key, claim)
 	}
 	return nil
 }
 
-func (l *Locker) releaseOnce(ctx context.Context, key string, token Token) error {
+// releaseOnce tells the lines, too, if there is an answer.
+func (l *Locker) releaseOnce(ctx context.Context, key string, claim Claim) error {
 	ctx, cancel := context.WithTimeout(ctx, l.opTimeout)
 	defer cancel()
-	err := l.store.Release(ctx, key, token)
+	t0 := time.Now()
+	next, err := l.store.Release(ctx, key, claim)
 	l.outage.report(err)
+	if answered(err) {
+		l.lines.pass(key, claim.Token, next, t0, err == nil, false)
+	}
 	return err
 }
 

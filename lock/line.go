@@ -1,177 +1,387 @@
 package lock
 
 import (
-	"container/list"
-	"context"
 	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// lines are the lines of this process: one for each key that somebody here holds or wants. The one who has a line's turn, and nobody else, asks the Store for
-// its key; the others wait for the turn, first come, first served.
+// lines are what this process knows of the locks that somebody here holds or wants. Who comes
+// next is the Store's decision, for those who wait here as for those who wait elsewhere; here
+// is decided who asks it, and how many may wait.
 type lines struct {
-	mu     sync.Mutex
-	byKey  map[string]*line
-	users  int            // of the Store, see retain
-	lost   map[string]int // holders of lost locks that have not stopped yet
-	closed func() error   // once set, called when the last line and user is gone
-	idle   chan struct{}  // closed after that
+	mu      sync.Mutex
+	byKey   map[string]*line
+	byToken map[Token]*waiter // in a line
+	users   int               // callers, and releases in the background
+	closed  func() error      // once set, called when the last user is gone
+	idle    chan struct{}     // closed after that
 
 	closeErr error // of closed; read it when idle is closed
 }
 
 type line struct {
-	turn    *turn
-	waiting list.List // of *waiter, in order of arrival
+	callers int       // from enter to leave
+	holder  *Handle   // here; nil: nobody
+	local   bool      // the holder's lock is: see OrLocal
+	lost    int       // holders of lost locks that have not stopped yet
+	waiting []*waiter // by place; those whom the Store has not given one yet come last
+	patient int       // how many of them were refused and wait for their turn
+	asked   time.Time // when the Store last heard of somebody in line
+	until   time.Time // when the lock that is in the way ends, as the Store said; zero: not known
 }
 
-// A waiter stands in line.
+// A waiter is a caller that stands in line if it is refused.
 type waiter struct {
-	// came is the turn that was under way, and undecided, when the waiter came; or nil. If it
-	// is decided by an absent Store, the waiter hears the same, as somebody who came for it.
-	came  *turn
-	offer chan offer // gets one
+	handle  *Handle
+	line    *line
+	orLocal bool
+
+	wake  chan struct{} // has an element after nudge
+	due   atomic.Bool   // it is to ask, and not only to see whether it is the first by now
+	given chan gift     // gets one at most
+
+	place   int64 // in the Store's line; guarded by lines.mu, as the rest
+	patient bool
 }
 
-// An offer is the turn, or the reason why waiting for it is over.
-type offer struct {
-	turn *turn
-	err  error
+// A gift is a lock that a waiter got from somebody in this process.
+type gift struct {
+	local bool // there is no Store to ask
+	grant Grant
+	t0    time.Time // from before the Store was asked
 }
 
-// A turn is the right to ask the Store for a key. It begins undecided; its owner settles it
-// with each answer, and passes it on at the end, when the lock is given back or given up.
-type turn struct {
-	lines   *lines
-	key     string
-	decided chan struct{} // closed with the first verdict
-	verdict error         // why nobody else can have the lock; guarded by lines.mu
-	waits   bool          // its owner waits, too; guarded by lines.mu
-}
+// A prospect is what a caller may hope for, as far as this process knows.
+type prospect int
 
-// errTurnPassed is the verdict of a turn whose owner left without an answer.
-var errTurnPassed = errors.New("turn was passed")
+const (
+	mayTake   prospect = iota // the lock
+	mayLineUp                 // a place: the lock is held here
+	mustNot                   // nothing: others wait, and it cannot
+)
 
 var errClosed = &UnavailableError{Err: errors.New("locker is closed")}
 
 func newLines() *lines {
-	return &lines{byKey: make(map[string]*line), lost: make(map[string]int), idle: make(chan struct{})}
+	return &lines{byKey: make(map[string]*line), byToken: make(map[Token]*waiter), idle: make(chan struct{})}
 }
 
-// join returns the turn for key: at once if there is no line (queued false), or after waiting
-// in line. A caller that cannot wait, or no longer, gets the verdict that holds the others
-// up, too: whether the lock is held or the Store is away is known only after asking.
-func (q *lines) join(ctx context.Context, key string, wait time.Duration, limit int) (t *turn, queued bool, err error) {
-	for {
-		t, place, err := q.enter(key, wait, limit)
-		switch {
-		case place != nil:
-			t, err = q.await(ctx, key, place, wait)
-			return t, true, err
-		case err == nil:
-			return t, false, nil
-		case t == nil:
-			return nil, false, err
-		}
-		switch verdict := t.await(ctx); {
-		case ctx.Err() != nil:
-			return nil, false, context.Cause(ctx)
-		case errors.Is(verdict, errTurnPassed):
-			continue // the line may be gone by now
-		case errors.Is(verdict, ErrHeld) && errors.Is(err, ErrLineFull):
-			return nil, false, err
-		default:
-			return nil, false, verdict
-		}
-	}
-}
-
-// enter gives the caller the turn or a place in the line. Otherwise it returns why not, and
-// the turn whose verdict comes before that.
-func (q *lines) enter(key string, wait time.Duration, limit int) (t *turn, place *list.Element, err error) {
+// enter begins an Acquire. It returns an error if the answer is known here: the lock is held
+// here and the caller cannot wait, or the line is full. Otherwise leave must follow. w is nil if
+// the caller cannot wait.
+func (q *lines) enter(h *Handle, r request) (w *waiter, p prospect, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	ln, busy := q.byKey[key]
+	if q.closed != nil {
+		return nil, mustNot, errClosed
+	}
+	ln := q.byKey[h.key]
+	if ln == nil {
+		ln = &line{}
+	}
+	patience := r.wait > 0 && r.queue > 0
+	full := ln.patient >= r.queue
 	switch {
-	case q.closed != nil:
-		return nil, nil, errClosed
-	case !busy:
-		t = q.newTurn(key)
-		q.byKey[key] = &line{turn: t}
-		return t, nil, nil
-	case errors.Is(ln.turn.verdict, ErrUnavailable):
-		// Found out already: nobody who comes now waits for another time-out.
-		return nil, nil, ln.turn.verdict
-	case wait <= 0:
-		return ln.turn, nil, ErrHeld
-	case ln.length() >= limit:
-		return ln.turn, nil, ErrLineFull
+	case ln.holder != nil && r.wait <= 0:
+		return nil, mustNot, &HeldError{Why: Held, Line: ln.patient}
+	case ln.holder != nil && full:
+		return nil, mustNot, ErrLineFull
+	case ln.holder != nil:
+		p = mayLineUp
+	case len(ln.waiting) > 0 && (!patience || full):
+		p = mustNot // though whether the Store is there, only the Store can say
 	}
-	w := &waiter{offer: make(chan offer, 1)}
-	if ln.turn.verdict == nil {
-		w.came = ln.turn
+	q.byKey[h.key] = ln
+	ln.callers++
+	q.users++
+	if patience && p != mustNot {
+		w = &waiter{handle: h, line: ln, orLocal: r.orLocal, wake: make(chan struct{}, 1), given: make(chan gift, 1)}
+		q.lineUp(w)
 	}
-	return nil, ln.waiting.PushBack(w), nil
+	return w, p, nil
 }
 
-// length is how many wait, including an owner of the turn who has been refused.
-func (ln *line) length() int {
-	if ln.turn.waits {
-		return ln.waiting.Len() + 1
-	}
-	return ln.waiting.Len()
-}
-
-func (q *lines) newTurn(key string) *turn {
-	return &turn{lines: q, key: key, decided: make(chan struct{})}
-}
-
-// await waits in line.
-func (q *lines) await(ctx context.Context, key string, place *list.Element, wait time.Duration) (*turn, error) {
-	patience := time.NewTimer(wait)
-	defer patience.Stop()
-	select {
-	case given := <-place.Value.(*waiter).offer:
-		return given.turn, given.err
-	case <-ctx.Done():
-		if given, _ := q.leave(key, place); given.turn != nil {
-			given.turn.pass()
-		}
-		return nil, context.Cause(ctx)
-	case <-patience.C:
-		given, ahead := q.leave(key, place)
-		if ahead == nil {
-			return given.turn, given.err // late, but worth asking once
-		}
-		verdict := ahead.await(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
-		case errors.Is(verdict, ErrUnavailable):
-			return nil, verdict
-		}
-		return nil, &TimeoutError{}
-	}
-}
-
-// leave takes a waiter out of the line. It returns the waiter's offer if that came at the same
-// moment, and otherwise the turn that the line waits for.
-func (q *lines) leave(key string, place *list.Element) (given offer, ahead *turn) {
+// leave ends what enter began.
+func (q *lines) leave(key string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	select {
-	case given = <-place.Value.(*waiter).offer:
-		return given, nil
-	default:
-		ln := q.byKey[key]
-		ln.waiting.Remove(place)
-		return offer{}, ln.turn
+	ln := q.byKey[key]
+	if ln.callers--; ln.callers == 0 {
+		delete(q.byKey, key)
+	}
+	q.doneLocked()
+}
+
+// lineUp must be called with q.mu held, as all that follows with a line's or a waiter's name.
+func (q *lines) lineUp(w *waiter) {
+	rank := func(w *waiter) int64 {
+		if w.place == 0 {
+			return math.MaxInt64
+		}
+		return w.place
+	}
+	waiting := w.line.waiting
+	i := sort.Search(len(waiting), func(i int) bool { return rank(waiting[i]) > rank(w) })
+	w.line.waiting = slices.Insert(waiting, i, w)
+	q.byToken[w.handle.claim.Token] = w
+	if i == 0 {
+		w.nudge(false)
 	}
 }
 
-// close calls closed when the last line and user is gone, which may be now, and returns a channel
-// that is closed after that.
+// stepOut takes a waiter out of the line, if it is there.
+func (q *lines) stepOut(w *waiter) {
+	if w == nil || q.byToken[w.handle.claim.Token] != w {
+		return
+	}
+	delete(q.byToken, w.handle.claim.Token)
+	ln := w.line
+	i := slices.Index(ln.waiting, w)
+	ln.waiting = slices.Delete(ln.waiting, i, i+1)
+	if w.patient {
+		ln.patient--
+		w.patient = false
+	}
+	if i == 0 && len(ln.waiting) > 0 {
+		ln.waiting[0].nudge(false) // the first now
+	}
+}
+
+// forget takes a waiter out of the line for good; nil is none.
+func (q *lines) forget(w *waiter) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.stepOut(w)
+}
+
+// nudge has the waiter ask, or at least look whether it is the first by now.
+func (w *waiter) nudge(ask bool) {
+	if ask {
+		w.due.Store(true)
+	}
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// prospect returns what a waiter may hope for now, and its place.
+func (q *lines) prospect(w *waiter) (prospect, int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w.line.holder != nil {
+		return mayLineUp, w.place
+	}
+	return mayTake, w.place
+}
+
+// refused notes what the Store said to a waiter.
+func (q *lines) refused(w *waiter, held *HeldError) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ln := w.line
+	ln.until = time.Time{}
+	if held.For > 0 {
+		ln.until = time.Now().Add(held.For)
+	}
+	if held.Place == 0 {
+		return
+	}
+	ln.asked = time.Now()
+	again := w.patient
+	if q.byToken[w.handle.claim.Token] == w && w.place != held.Place {
+		q.stepOut(w)
+		w.place = held.Place
+		q.lineUp(w)
+		if again {
+			w.patient = true
+			ln.patient++
+		}
+	}
+	if held.NewPlace && again && ln.waiting[0] == w {
+		// The Store had lost it, and so the others, too.
+		for _, other := range ln.waiting[1:] {
+			other.nudge(true)
+		}
+	}
+}
+
+// stay is false if as many as limit wait already.
+func (q *lines) stay(w *waiter, limit int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.byToken[w.handle.claim.Token] != w {
+		return true // it has been given the lock meanwhile
+	}
+	if w.line.patient >= limit {
+		return false
+	}
+	w.patient = true
+	w.line.patient++
+	return true
+}
+
+// take makes h the holder here, to whom the Store gave the lock. displaced is the one who was
+// it until now: the Store has forgotten it. taken is false while somebody here holds the lock
+// without the Store.
+func (q *lines) take(h *Handle, w *waiter) (displaced *Handle, taken bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ln := q.byKey[h.key]
+	if ln.holder == h {
+		return nil, true
+	}
+	if ln.holder != nil && ln.local {
+		return nil, false
+	}
+	displaced = ln.holder
+	ln.holder, ln.local = h, false
+	q.stepOut(w)
+	return displaced, true
+}
+
+// takeLocally makes h the holder here without the Store, unless somebody is, or was and has not
+// stopped.
+func (q *lines) takeLocally(h *Handle, w *waiter) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ln := q.byKey[h.key]
+	if ln.holder != nil || ln.lost > 0 {
+		return false
+	}
+	ln.holder, ln.local = h, true
+	q.stepOut(w)
+	return true
+}
+
+// heldHere is true if somebody here other than h has the lock, or had it and has not stopped.
+func (q *lines) heldHere(h *Handle) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ln := q.byKey[h.key]
+	return ln.holder != nil && ln.holder != h || ln.lost > 0
+}
+
+// back has a waiter wait on that could not use its gift.
+func (q *lines) back(w *waiter) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w.line.holder == w.handle {
+		w.line.holder = nil
+	}
+	w.patient = true
+	w.line.patient++
+	q.lineUp(w)
+}
+
+// pass notes that token is done with the lock, or with waiting for it, and gives the lock to
+// next if that waits here. With the Store away it goes to the next one here that wants it
+// without the Store.
+func (q *lines) pass(key string, token Token, next Successor, t0 time.Time, released, away bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ln := q.byKey[key]
+	if ln == nil {
+		return
+	}
+	if ln.holder != nil && ln.holder.claim.Token == token {
+		ln.holder = nil
+		released = true
+	}
+	w := q.byToken[next.Token]
+	switch {
+	case w != nil && ln.holder == nil:
+		q.give(w, gift{grant: next.Grant, t0: t0})
+	case w != nil:
+		w.nudge(true)
+	case next.Token != "" || !released || ln.holder != nil:
+	default:
+		i := slices.IndexFunc(ln.waiting, func(w *waiter) bool { return w.orLocal })
+		if away && ln.lost == 0 && i >= 0 {
+			q.give(ln.waiting[i], gift{local: true})
+		} else if len(ln.waiting) > 0 {
+			ln.waiting[0].nudge(true)
+		}
+	}
+}
+
+func (q *lines) give(w *waiter, g gift) {
+	w.line.holder, w.line.local = w.handle, g.local
+	q.stepOut(w)
+	w.given <- g
+}
+
+// lose notes that the holder's lock is lost. It may go on for a while.
+func (q *lines) lose(h *Handle) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ln := q.byKey[h.key]
+	ln.lost++
+	if ln.holder == h {
+		ln.holder = nil
+		if len(ln.waiting) > 0 {
+			ln.waiting[0].nudge(true)
+		}
+	}
+}
+
+// stopped notes that the holder of a lost lock has come to its end.
+func (q *lines) stopped(h *Handle) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.byKey[h.key].lost--
+}
+
+// pause returns how long a waiter waits before it asks unless it is woken; it is negative for
+// all but the first, who asks for the others, too. poll is for when nobody tells it of the
+// lock's end.
+func (q *lines) pause(w *waiter, polls bool, poll time.Duration) time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ln := w.line
+	if len(ln.waiting) == 0 || ln.waiting[0] != w {
+		return -1
+	}
+	if polls && ln.holder == nil {
+		return time.Millisecond + rand.N(poll)
+	}
+	pause := Heartbeat - time.Since(ln.asked)
+	if !ln.until.IsZero() {
+		pause = min(pause, time.Until(ln.until))
+	}
+	return max(pause, minPoll)
+}
+
+// handed has the waiter ask whose token the lock was handed over to.
+func (q *lines) handed(token Token) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w := q.byToken[token]; w != nil {
+		w.nudge(true)
+	}
+}
+
+// nudgeAll has those ask who are the first of their line, or have no place yet.
+func (q *lines) nudgeAll() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, ln := range q.byKey {
+		for i, w := range ln.waiting {
+			if i == 0 || w.place == 0 {
+				w.nudge(w.patient)
+			}
+		}
+	}
+}
+
+// close calls closed when the last user is gone, which may be now, and returns a channel that is
+// closed after that.
 func (q *lines) close(closed func() error) <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -192,94 +402,20 @@ func (q *lines) retain() {
 func (q *lines) done() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.doneLocked()
+}
+
+func (q *lines) doneLocked() {
 	q.users--
 	q.endIfIdle()
 }
 
-// endIfIdle must be called with q.mu held. It does not wait for the closing.
+// endIfIdle does not wait for the closing.
 func (q *lines) endIfIdle() {
-	if q.closed != nil && len(q.byKey) == 0 && q.users == 0 {
+	if q.closed != nil && q.users == 0 {
 		go func() {
 			q.closeErr = q.closed()
 			close(q.idle)
 		}()
 	}
-}
-
-// linger counts holders of key that go on although their lock is lost.
-func (q *lines) linger(key string, change int) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.lost[key] += change; q.lost[key] == 0 {
-		delete(q.lost, key)
-	}
-}
-
-func (q *lines) lingers(key string) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.lost[key] > 0
-}
-
-// settle says why nobody else can have the lock, a *HeldError or an *UnavailableError, and
-// whether the owner of the turn waits for it like the others.
-func (t *turn) settle(verdict error, waits bool) {
-	t.lines.mu.Lock()
-	defer t.lines.mu.Unlock()
-	t.settleLocked(verdict)
-	t.waits = waits
-}
-
-func (t *turn) settleLocked(verdict error) {
-	if t.verdict == nil {
-		close(t.decided)
-		if errors.Is(verdict, ErrUnavailable) {
-			t.lines.byKey[t.key].dismiss(t, verdict)
-		}
-	}
-	t.verdict = verdict
-}
-
-// dismiss sends those away who came during turn t.
-func (ln *line) dismiss(t *turn, err error) {
-	for place := ln.waiting.Front(); place != nil; {
-		next := place.Next()
-		if w := place.Value.(*waiter); w.came == t {
-			ln.waiting.Remove(place)
-			w.offer <- offer{err: err}
-		}
-		place = next
-	}
-}
-
-// await waits for the turn's first verdict and returns its latest one. The Store's time-outs
-// bound the waiting.
-func (t *turn) await(ctx context.Context) error {
-	select {
-	case <-t.decided:
-		t.lines.mu.Lock()
-		defer t.lines.mu.Unlock()
-		return t.verdict
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// pass gives the turn to the first in line, or ends the line.
-func (t *turn) pass() {
-	q := t.lines
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if t.verdict == nil {
-		t.settleLocked(errTurnPassed)
-	}
-	ln := q.byKey[t.key]
-	first := ln.waiting.Front()
-	if first == nil {
-		delete(q.byKey, t.key)
-		q.endIfIdle()
-		return
-	}
-	ln.turn = q.newTurn(t.key)
-	ln.waiting.Remove(first).(*waiter).offer <- offer{turn: ln.turn}
 }

@@ -16,8 +16,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,13 +28,6 @@ const (
 	DefaultLease     = 30 * time.Second
 	DefaultQueue     = 64
 	DefaultOpTimeout = 2 * time.Second
-)
-
-// While somebody else has the lock, the first in line asks again after a random part of
-// minPoll, doubled with each refusal up to maxPoll.
-const (
-	minPoll = 4 * time.Millisecond
-	maxPoll = 64 * time.Millisecond
 )
 
 // Options configure a [Locker]. The zero value is ready for use.
@@ -47,17 +41,26 @@ type Options struct {
 	// use the Locker.
 	OnOutage   func(error)
 	OnRecovery func(time.Duration)
+
+	// OnDeaf, if set, is called with the reason when the Store answers but does not tell of
+	// hand-overs, once until it does. The first in each line asks up to 100 times a second then.
+	OnDeaf func(error)
 }
 
-// A Locker takes locks in one [Store]. Callers of one process should share a Locker: they
-// stand in one line per lock then, first come first served, and only the first of each
-// line asks the Store.
+// A Locker takes locks in one [Store]. Callers of one process should share a Locker: when they
+// wait for the same lock, one of them asks for all then.
 type Locker struct {
 	store     Store
+	process   Process
 	opTimeout time.Duration
 	lines     *lines
 	leftovers leftovers
 	outage    outage
+
+	listen sync.Once
+	hears  atomic.Bool // the Store tells of hand-overs
+	deaf   bool        // it does not, and that was said
+	onDeaf func(error)
 }
 
 // New returns a Locker over store, which it closes when it is closed itself.
@@ -71,13 +74,40 @@ func New(store Store, o Options) *Locker {
 	if o.OnRecovery == nil {
 		o.OnRecovery = func(time.Duration) {}
 	}
-	return &Locker{
+	if o.OnDeaf == nil {
+		o.OnDeaf = func(error) {}
+	}
+	l := &Locker{
 		store:     store,
+		process:   NewProcess(),
 		opTimeout: o.OpTimeout,
 		lines:     newLines(),
-		leftovers: leftovers{byKey: make(map[string][]Token)},
-		outage:    outage{onOutage: o.OnOutage, onRecovery: o.OnRecovery},
+		leftovers: leftovers{byKey: make(map[string][]Claim)},
+		onDeaf:    o.OnDeaf,
 	}
+	l.outage = outage{onOutage: o.OnOutage, onRecovery: func(away time.Duration) {
+		o.OnRecovery(away)
+		l.lines.nudgeAll()
+	}}
+	return l
+}
+
+// hear has the Store tell of hand-overs from now on. Those who wait ask once more then: one may
+// have come to pass before.
+func (l *Locker) hear() {
+	l.store.Listen(l.process, Listener{
+		Handed: l.lines.handed,
+		Listening: func(on bool, err error) {
+			l.hears.Store(on)
+			if on {
+				l.deaf = false
+			} else if err != nil && !l.deaf {
+				l.deaf = true
+				l.onDeaf(err)
+			}
+			l.lines.nudgeAll()
+		},
+	})
 }
 
 // An AcquireOption says how [Locker.Acquire] takes a lock.
@@ -158,95 +188,14 @@ func (l *Locker) Acquire(ctx context.Context, name string, options ...AcquireOpt
 		return nil, context.Cause(ctx)
 	}
 
-	h := &Handle{locker: l, key: Key(r.prefix, name), token: NewToken(), lease: r.lease}
-	arrived := time.Now()
-	turn, queued, err := l.lines.join(ctx, h.key, r.wait, r.queue)
-	if err != nil {
-		return nil, err
+	a := &acquisition{
+		ctx:     ctx,
+		locker:  l,
+		request: r,
+		handle:  &Handle{locker: l, key: Key(r.prefix, name), claim: Claim{Token: l.process.NewToken(), Lease: r.lease}},
+		arrived: time.Now(),
 	}
-	h.turn = turn
-	l.lines.retain() // until giveBack
-	taken := false
-	defer func() {
-		if !taken {
-			h.giveUp()
-		}
-	}()
-	if err := l.ask(ctx, h, r, arrived, queued); err != nil {
-		return nil, err
-	}
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx) // it left while the Store was answering
-	}
-	taken = true
-	return h, nil
-}
-
-// ask asks the Store for the lock until it is granted, or there is a reason to stop asking.
-// Every attempt has the same token: one that went unanswered is asked again by that.
-func (l *Locker) ask(ctx context.Context, h *Handle, r request, arrived time.Time, inLine bool) error {
-	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
-		err := l.attempt(ctx, h, inLine)
-		away := errors.Is(err, ErrUnavailable)
-		if away && r.orLocal {
-			if l.lines.lingers(h.key) {
-				away, err = false, &HeldError{Why: Held}
-			} else {
-				h.holdLocally(ctx)
-				err = nil
-			}
-		}
-		if err == nil {
-			h.turn.settle(&HeldError{Why: Held}, false)
-			return nil
-		}
-		remaining := r.wait - time.Since(arrived)
-		patient := remaining > 0 && (inLine || !away)
-		h.turn.settle(err, patient && r.queue > 0)
-		held, _ := errors.AsType[*HeldError](err)
-		switch {
-		case patient && (inLine || r.queue > 0):
-		case away || r.wait <= 0:
-			return err
-		case remaining <= 0:
-			return &TimeoutError{Why: held.Why}
-		default:
-			return ErrLineFull
-		}
-		inLine = true
-		select {
-		case <-time.After(min(remaining, time.Millisecond+rand.N(poll))):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// attempt asks once. It is not cut short when ctx ends: an answer that nobody waits for
-// would leave a lock behind.
-func (l *Locker) attempt(ctx context.Context, h *Handle, inLine bool) error {
-	op, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.opTimeout)
-	defer cancel()
-	if !inLine {
-		done, err := l.outage.admit(op)
-		if err != nil {
-			return err
-		}
-		defer done()
-	}
-	if err := l.clearLeftovers(op, h.key); err != nil {
-		return err
-	}
-	t0 := time.Now() // before asking: the grant may be older than its answer
-	grant, err := l.store.Acquire(op, h.key, h.token, h.lease)
-	l.outage.report(err)
-	if err == nil && !h.hold(ctx, grant, t0) {
-		err = &UnavailableError{Doubtful: true, Err: errors.New("the answer came after the lease had passed")}
-	}
-	if away, ok := errors.AsType[*UnavailableError](err); ok && away.Doubtful {
-		h.doubtful = true
-	}
-	return err
+	return a.run()
 }
 
 // Close closes the Store as soon as no lock is held and nobody waits for one. It returns

@@ -60,6 +60,16 @@ func (o *outage) endProbe(mine chan struct{}) {
 	close(mine)
 }
 
+// current returns why the Store is away, as far as is known; nil if it is not.
+func (o *outage) current() error {
+	if !o.away.Load() {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
+
 // report learns from every operation's outcome. Any answer of the Store ends an outage.
 func (o *outage) report(err error) {
 	unavailable, failed := errors.AsType[*UnavailableError](err)

@@ -24,12 +24,13 @@ type owner struct {
 	ended chan struct{} // closed when nothing is under way any more
 }
 
-// start has h renewed, whose lock was granted to a question asked at t0.
-func (o *owner) start(h *Handle, t0 time.Time) {
+// start has h renewed, whose lock was granted to a question asked at t0. The grant may be shorter
+// than the lease: it may be the answer to an older question.
+func (o *owner) start(h *Handle, grant Grant, t0 time.Time) {
 	ctx, stop := context.WithCancel(h.ctx) // a lost lock needs no renewal
 	o.stop = stop
 	o.ended = make(chan struct{})
-	o.timer = time.AfterFunc(untilRenewal(h.lease, t0), func() {
+	o.timer = time.AfterFunc(untilRenewal(min(h.claim.Lease, grant.TTL), t0), func() {
 		defer close(o.ended)
 		h.keepRenewing(ctx)
 	})
@@ -61,7 +62,7 @@ func (h *Handle) keepRenewing(ctx context.Context) {
 	for {
 		t0 := time.Now()
 		grant, err := h.renewOnce(ctx)
-		pause := untilRenewal(h.lease, t0)
+		pause := untilRenewal(h.claim.Lease, t0)
 		switch lost, ok := errors.AsType[*LostError](err); {
 		case ctx.Err() != nil:
 			return
@@ -69,7 +70,7 @@ func (h *Handle) keepRenewing(ctx context.Context) {
 			h.lose(lost)
 			return
 		case err != nil:
-			pause = h.lease / beatsPerLease
+			pause = h.claim.Lease / beatsPerLease
 		case !h.prolong(grant, t0):
 			return
 		}
@@ -83,9 +84,9 @@ func (h *Handle) keepRenewing(ctx context.Context) {
 
 // renewOnce leaves time to try again before the deadline.
 func (h *Handle) renewOnce(ctx context.Context) (Grant, error) {
-	op, cancel := context.WithTimeout(ctx, min(h.locker.opTimeout, h.lease/renewalsPerLease))
+	op, cancel := context.WithTimeout(ctx, min(h.locker.opTimeout, h.claim.Lease/renewalsPerLease))
 	defer cancel()
-	grant, err := h.locker.store.Renew(op, h.key, h.token, h.lease)
+	grant, err := h.locker.store.Renew(op, h.key, h.claim)
 	if ctx.Err() == nil { // otherwise nobody waited for the answer
 		h.locker.outage.report(err)
 	}

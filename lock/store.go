@@ -3,48 +3,93 @@ package lock
 import (
 	"context"
 	"crypto/rand"
+	"strings"
 	"time"
 )
 
-// A Store is a place where locks live, and the protocol they follow there. Every
-// method is one atomic step, judged by the Store's own clock. Stores know keys (see
-// [Key]) and tokens; names, waiting and handles are the [Locker]'s business.
+// A Store is a place where locks live, each with the line of those who wait for it, and the
+// protocol they follow there. Every method is one atomic step, judged by the Store's own clock.
+// Stores know keys (see [Key]) and tokens; names, patience and handles are the [Locker]'s
+// business.
 //
 // All methods are safe for concurrent use and return at the latest when the deadline of ctx
 // passes. Their
 // errors are a [*HeldError], a [*LostError] or an [*UnavailableError]. The conformance
 // suite in package locktest says in detail what a Store must do.
 type Store interface {
-	// Acquire gives key to token for lease (whole seconds, at least one) if it is free,
-	// or if the lease of its holder has passed. Asked again with the token that holds
-	// the key, it repeats its answer: a caller whose reply got lost may ask again.
-	Acquire(ctx context.Context, key string, token Token, lease time.Duration) (Grant, error)
+	// Acquire gives key to the claim if it is free, or if the lease of its holder has passed,
+	// and if nobody stands in line before the claim; a free key with a line goes to the first
+	// in it by that. Asked again with the token that holds the key, it repeats its answer: a
+	// caller whose reply got lost may ask again. A claim to which the key was handed over is
+	// confirmed by that, for its whole lease.
+	//
+	// A process that has claims in line must ask for one of them every [Heartbeat], or all of
+	// them lose their places.
+	Acquire(ctx context.Context, key string, claim Claim) (Grant, error)
 
-	// Renew moves the end of the lock that token holds to a lease from now; it never
+	// Renew moves the end of the lock that the claim holds to a lease from now; it never
 	// comes earlier by that. Refused, it changes nothing: the holder must stop, then
 	// call Release.
-	Renew(ctx context.Context, key string, token Token, lease time.Duration) (Grant, error)
+	Renew(ctx context.Context, key string, claim Claim) (Grant, error)
 
-	// Release frees key if it is still, unexpired, the lock that token holds. Otherwise
-	// it returns a *LostError, and whoever holds key by now keeps it.
-	Release(ctx context.Context, key string, token Token) error
+	// Release frees key, or hands it over to the first in line, if it is still, unexpired, the
+	// lock that the claim holds. Otherwise it returns a *LostError, and whoever holds key by now
+	// keeps it. A claim that waits (see Claim) leaves the line in either case.
+	Release(ctx context.Context, key string, claim Claim) (Successor, error)
 
-	// Inspect returns nil if Acquire would succeed, and its error otherwise.
+	// Inspect returns nil if Acquire would succeed for a new claim, and its error otherwise.
 	Inspect(ctx context.Context, key string) error
 
 	// ForceRelease frees key whoever holds it. A holder that still runs learns of it by
 	// its next Renew or Release: this breaks the mutual exclusion.
 	ForceRelease(ctx context.Context, key string) error
 
+	// Listen has the Store call the Listener until Close: it is what a process does that has
+	// claims in line. Without it hand-overs are found out by asking.
+	Listen(process Process, listener Listener)
+
 	// Close gives up connections and memory. No other call may follow.
 	Close() error
 }
 
+// Heartbeat is how often a process asks at least, see [Store].
+const Heartbeat = 700 * time.Millisecond
+
+// A Claim is what one caller wants of a key.
+type Claim struct {
+	Token Token
+
+	// Lease is how long the lock lasts without a renewal: whole seconds, at least one.
+	Lease time.Duration
+
+	// Wait gives a claim that is refused a place in line, behind those that came before.
+	Wait bool
+
+	// LineUp takes the place only, and never the lock: for callers whose own process holds it.
+	LineUp bool
+
+	// Place is what a *HeldError said about an earlier refusal. A place that the Store has
+	// lost is taken again by that.
+	Place int64
+}
+
+// A Process tells those apart that share a Store. Its tokens begin with it.
+type Process string
+
+// NewProcess returns a random process (50 bits).
+func NewProcess() Process { return Process(rand.Text()[:10]) }
+
 // A Token tells one acquisition from all others. It is never used twice.
 type Token string
 
-// NewToken returns a random token (130 bits).
-func NewToken() Token { return Token(rand.Text()) }
+// NewToken returns a random token (130 bits) of the process.
+func (p Process) NewToken() Token { return Token(string(p) + "." + rand.Text()) }
+
+// process returns whose token it is.
+func (t Token) process() Process {
+	process, _, _ := strings.Cut(string(t), ".")
+	return Process(process)
+}
 
 // A Grant is a Store's yes.
 type Grant struct {
@@ -56,4 +101,27 @@ type Grant struct {
 	// TTL is how long the lock lasts, counted from some moment between asking and
 	// being answered: a holder must count from before it asked.
 	TTL time.Duration
+}
+
+// A Successor is whom a key was handed over to.
+type Successor struct {
+	// Token is the one that holds the key by now; empty if the key is free.
+	Token Token
+
+	// Grant is complete if Token is of the same process as the claim that was released: its
+	// caller may start on it, counting from before the release was sent. Any other must ask,
+	// for which it has about a second, or loses its place and those of its process.
+	Grant Grant
+}
+
+// A Listener hears from a Store. Its functions must not block.
+type Listener struct {
+	// Handed is called when the key that token waits for was handed over to it: its caller
+	// must ask. Messages may be lost, late or repeated.
+	Handed func(token Token)
+
+	// Listening is called with true when messages arrive from now on, and with false whenever it
+	// is found that they do not. err is nil if that is because the Store is unavailable, and
+	// otherwise says why.
+	Listening func(on bool, err error)
 }

@@ -159,8 +159,23 @@ func (c *caddy) terminate() { _ = c.cmd.Process.Signal(syscall.SIGTERM) }
 func (c *caddy) stop() { _ = c.cmd.Process.Signal(syscall.SIGSTOP) }
 func (c *caddy) cont() { _ = c.cmd.Process.Signal(syscall.SIGCONT) }
 
-// goroutines returns the stacks of the process's goroutines that have part in them.
-func (c *caddy) goroutines(t *testing.T, part string) (found []string) {
+// awaitLog waits until Caddy has logged something: its log arrives a little later than answers.
+func (c *caddy) awaitLog(t *testing.T, text string) {
+	t.Helper()
+	await(t, text+" in the log", func() bool { return strings.Contains(c.log.String(), text) })
+}
+
+// awaitQuiet waits until nothing of ours is under way in the process.
+func (c *caddy) awaitQuiet(t *testing.T) {
+	t.Helper()
+	await(t, "no goroutine of the module to be left", func() bool {
+		return c.goroutines(t) == 0
+	})
+}
+
+// goroutines returns how many of the process belong to the module, but for the one that listens
+// to Redis as long as the connection lives.
+func (c *caddy) goroutines(t *testing.T) (n int) {
 	t.Helper()
 	response, err := http.Get("http://" + c.admin + "/debug/pprof/goroutine?debug=2")
 	if err != nil {
@@ -172,25 +187,11 @@ func (c *caddy) goroutines(t *testing.T, part string) (found []string) {
 		t.Fatal(err)
 	}
 	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
-		if strings.Contains(stack, part) {
-			found = append(found, stack)
+		if strings.Contains(stack, "caddy-redis-lock/caddy-redis-lock") && !strings.Contains(stack, "(*messages).listen") {
+			n++
 		}
 	}
-	return found
-}
-
-// awaitLog waits until Caddy has logged something: its log arrives a little later than answers.
-func (c *caddy) awaitLog(t *testing.T, text string) {
-	t.Helper()
-	await(t, text+" in the log", func() bool { return strings.Contains(c.log.String(), text) })
-}
-
-// awaitQuiet waits until nothing of ours is under way in the process.
-func (c *caddy) awaitQuiet(t *testing.T) {
-	t.Helper()
-	await(t, "no goroutine of the module to be left", func() bool {
-		return len(c.goroutines(t, "caddy-redis-lock/caddy-redis-lock")) == 0
-	})
+	return n
 }
 
 // kill ends the process as a crash does.

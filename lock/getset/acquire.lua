@@ -1,32 +1,71 @@
--- ACQUIRE: SETNX on a free key, GETSET on an expired one.
+-- ACQUIRE: SETNX on a free key, GETSET on an expired one; or a place in line.
 --
--- ARGV[2]  lease      seconds
--- ARGV[3]  grace      seconds between the lock's end and the key's TTL
--- ARGV[4]  holderttl  seconds that the holder record outlives its last use
+-- ARGV[3]  mode   0 go away when refused, 1 line up when refused, 2 line up in any case
+-- ARGV[4]  place  of the caller in the line, as this script said before; 0: none
 --
--- {1, E, fence, now_us} or {0, E of the one in the way, now_us, why}
+-- {1, E, fence, now_us} or
+-- {0, E of the one in the way, now_us, why, place, 1 if the place is new, length of the line}
 
-local lease, grace, holderttl = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local mode, place = ARGV[3], tonumber(ARGV[4])
+local mine = token .. ' ' .. ARGV[2]
+local stands, added = false, 0
 
--- Our own attempt, sent again because its reply got lost.
+local function line_up()
+  if stands then return end
+  stands = true
+  if place == 0 then place = now_us end
+  added = redis.call('ZADD', line, 'NX', digits(place), mine)
+  line_until = math.max(line_until, now_us + presence)
+  redis.call('HSET', alive, process_of(token), digits(now_us + presence))
+  redis.call('HSET', holder, 'l', digits(line_until))
+  redis.call('PEXPIRE', line, digits(2 * presence / 1000))
+  redis.call('PEXPIRE', alive, digits(2 * presence / 1000))
+  -- The record may be new, or its holder long gone; never earlier than it was.
+  if redis.call('PTTL', holder) < holder_ttl * 500 then
+    redis.call('PEXPIRE', holder, digits(holder_ttl * 1000))
+  end
+end
+
 if t == token and not broken() then
-  return {1, tonumber(e), f, now_us}
+  local expiry = tonumber(e)
+  if unconfirmed and unconfirmed ~= '' then
+    -- It was handed over to us. As RENEW does.
+    expiry = math.max(expiry, now + lease + 1)
+    redis.call('HSET', holder, 'e', write(expiry), 'c', '')
+    keep_record(lease)
+  end
+  -- Otherwise our own attempt, sent again because its reply got lost.
+  return {1, expiry, f, now_us}
 end
 
 local until_second, why = blocker()
-if why then
-  return {0, until_second, now_us, why}
+if not why and mode ~= '2' then
+  if t and unconfirmed and unconfirmed ~= '' then
+    -- Handed over and never confirmed: that process is dead, or deaf.
+    redis.call('HDEL', alive, unconfirmed)
+  end
+  if mode == '1' and line_until >= now_us then
+    line_up() -- at its place: it may be the first
+  end
+  local first = first_in_line()
+  if not first or first == mine then
+    if place ~= 0 then
+      redis.call('ZREM', line, mine)
+    end
+    local expiry = now + lease + 1
+    local fence = math.max(f + 1, now_us)
+    redis.call('HSET', holder, 't', token, 'e', write(expiry), 'f', digits(fence), 'c', '')
+    keep_record(lease)
+    return {1, expiry, fence, now_us}
+  end
+  -- Nobody takes it before the first, who may not know yet that it is free.
+  until_second, why = hand_over(first), 'held'
 end
-
-local expiry = now + lease + 1
-local fence = math.max(f + 1, now_us)
-local value = string.format('%.0f', expiry)
-if cur then
-  redis.call('GETSET', main, value)
-else
-  redis.call('SETNX', main, value)
+if mode ~= '0' then
+  line_up()
 end
-redis.call('PEXPIREAT', main, string.format('%.0f', (expiry + grace) * 1000))
-redis.call('HSET', holder, 't', token, 'e', value, 'f', string.format('%.0f', fence))
-redis.call('PEXPIRE', holder, string.format('%.0f', holderttl * 1000))
-return {1, expiry, fence, now_us}
+local length = 0
+if line_until >= now_us then
+  length = redis.call('ZCARD', line)
+end
+return {0, until_second or 0, now_us, why or 'free', place, added, length}

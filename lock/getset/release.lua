@@ -1,18 +1,37 @@
--- RELEASE: validates the expiry, then DEL.
+-- RELEASE: validates the expiry, then DEL; or hands the lock over to the first
+-- in line.
 --
--- {1, 0, 0, now_us} or {0, 0, now_us, why}
+-- ARGV[3]  waits  1 if the caller may stand in line: it leaves
+--
+-- {1, E, fence, now_us, token of the successor, or ''} or {0, 0, now_us, why}
 --
 -- The record's token and end go in any case, so that whoever comes next need
 -- not wait for a holder that has stopped; the fence stays, so that it only
 -- ever grows. A key that somebody else wrote meanwhile is not touched.
 
+if ARGV[3] == '1' then
+  redis.call('ZREM', line, token .. ' ' .. ARGV[2])
+end
 if t ~= token then
+  if t and predecessor == token then
+    -- Sent again because its reply got lost. Writes nothing.
+    return {1, tonumber(e), f, now_us, t}
+  end
   return {0, 0, now_us, 'not-owner'}
 end
 local why = broken()
-redis.call('HDEL', holder, 't', 'e')
 if why then
+  redis.call('HDEL', holder, 't', 'e', 'c', 'p')
   return {0, 0, now_us, why}
 end
+local first = first_in_line()
+if first then
+  local expiry, fence, successor = hand_over(first, process_of(token))
+  return {1, expiry, fence, now_us, successor}
+end
+redis.call('HDEL', holder, 't', 'e', 'c', 'p', 'l')
 redis.call('DEL', main)
-return {1, 0, 0, now_us}
+if line_until ~= 0 then
+  redis.call('DEL', line, alive)
+end
+return {1, 0, 0, now_us, ''}

@@ -1,0 +1,268 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Where nobody tells the first in line of the lock's end, it asks again after a random part of
+// minPoll, doubled with each refusal up to maxPoll.
+const (
+	minPoll = 4 * time.Millisecond
+	maxPoll = 64 * time.Millisecond
+)
+
+// An acquisition is one call of Acquire, until the lock is taken or it has given up. All of its
+// attempts have the same token: one that went unanswered is asked again by that.
+type acquisition struct {
+	ctx     context.Context
+	locker  *Locker
+	request request
+	handle  *Handle
+	arrived time.Time
+
+	waiter *waiter // nil: it cannot wait
+	placed bool    // the Store may have it in the line
+	why    Reason  // it was refused
+	polls  bool    // nobody will tell of the lock's end
+	poll   time.Duration
+
+	patience *time.Timer // once it waits
+}
+
+func (a *acquisition) run() (h *Handle, err error) {
+	w, prospect, err := a.locker.lines.enter(a.handle, a.request)
+	if err != nil {
+		return nil, err
+	}
+	a.waiter = w
+	defer func() {
+		if h == nil {
+			err = a.giveUp(err)
+		}
+	}()
+	if prospect == mustNot {
+		err = a.turnAway()
+	} else {
+		err = a.ask()
+	}
+	if err == nil && a.ctx.Err() != nil {
+		err = context.Cause(a.ctx) // it left while the Store was answering
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a.handle, nil
+}
+
+// turnAway is for callers that cannot wait where others do.
+func (a *acquisition) turnAway() error {
+	op, cancel := a.operation()
+	defer cancel()
+	done, err := a.locker.outage.admit(op)
+	if err == nil {
+		err = a.locker.store.Inspect(op, a.handle.key)
+		a.locker.outage.report(err)
+		done()
+	}
+	if errors.Is(err, ErrUnavailable) {
+		err = a.doWithout(err)
+		if !errors.Is(err, ErrHeld) {
+			return err
+		}
+	}
+	if a.request.wait > 0 {
+		return ErrLineFull
+	}
+	if held, ok := errors.AsType[*HeldError](err); ok {
+		return held
+	}
+	return &HeldError{Why: Held} // just now it is free, but not for this one
+}
+
+// operation bounds one operation on the Store. It is not cut short when the caller leaves: an
+// answer that nobody waits for would leave a lock behind.
+func (a *acquisition) operation() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(a.ctx), a.locker.opTimeout)
+}
+
+// ask asks for the lock, and waits in line for it, until there is an end to that.
+func (a *acquisition) ask() error {
+	for {
+		err := a.attempt()
+		if errors.Is(err, ErrUnavailable) {
+			a.polls = true
+			err = a.doWithout(err)
+		}
+		if err == nil {
+			return nil
+		}
+		if a.patience == nil {
+			if err := a.stay(err); err != nil {
+				return err
+			}
+			defer a.patience.Stop()
+		}
+		if again, err := a.await(); !again {
+			return err
+		}
+	}
+}
+
+// attempt asks once.
+func (a *acquisition) attempt() error {
+	l, h, w := a.locker, a.handle, a.waiter
+	op, cancel := a.operation()
+	defer cancel()
+	if a.patience == nil {
+		done, err := l.outage.admit(op)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
+	if err := l.clearLeftovers(op, h.key); err != nil {
+		return err
+	}
+	claim := h.claim
+	if w != nil {
+		var p prospect
+		p, claim.Place = l.lines.prospect(w)
+		claim.Wait, claim.LineUp = true, p == mayLineUp
+	}
+	t0 := time.Now() // before asking: the grant may be older than its answer
+	grant, err := l.store.Acquire(op, h.key, claim)
+	l.outage.report(err)
+	if err == nil {
+		return a.take(grant, t0)
+	}
+	if away, ok := errors.AsType[*UnavailableError](err); ok && away.Doubtful {
+		h.doubtful = true
+	}
+	if held, ok := errors.AsType[*HeldError](err); ok {
+		a.why = held.Why
+		a.polls = held.Why == ForeignHolder || held.Why == ForeignValue
+		if w != nil {
+			a.placed = true
+			l.lines.refused(w, held)
+		}
+	}
+	return err
+}
+
+// take begins the lock's life here.
+func (a *acquisition) take(grant Grant, t0 time.Time) error {
+	displaced, taken := a.locker.lines.take(a.handle, a.waiter)
+	if displaced != nil {
+		displaced.lose(&LostError{Why: NotOwner})
+	}
+	switch {
+	case !taken:
+		// Somebody here has it without the Store, which has come back meanwhile.
+		a.handle.doubtful = true
+		return &HeldError{Why: Held}
+	case !a.handle.hold(a.ctx, grant, t0):
+		a.handle.doubtful = true
+		return &UnavailableError{Doubtful: true, Err: errors.New("the answer came after the lease had passed")}
+	}
+	return nil
+}
+
+// doWithout says what an absent Store means: nothing if the lock can be taken without it,
+// contention if somebody here has it, and otherwise err.
+func (a *acquisition) doWithout(err error) error {
+	if a.request.orLocal && a.locker.lines.takeLocally(a.handle, a.waiter) {
+		a.handle.holdLocally(a.ctx)
+		return nil
+	}
+	if a.locker.lines.heldHere(a.handle) {
+		return &HeldError{Why: Held}
+	}
+	return err
+}
+
+// stay decides whether a caller that was refused for the first time waits.
+func (a *acquisition) stay(refusal error) error {
+	remaining := a.request.wait - time.Since(a.arrived)
+	switch {
+	case a.request.wait <= 0 || !errors.Is(refusal, ErrHeld):
+		return refusal
+	case a.waiter == nil || !a.locker.lines.stay(a.waiter, a.request.queue):
+		return ErrLineFull
+	case remaining <= 0:
+		return &TimeoutError{Why: a.why}
+	}
+	a.patience = time.NewTimer(remaining)
+	a.poll = minPoll
+	a.locker.listen.Do(a.locker.hear)
+	return nil
+}
+
+// await waits in line. It returns true when it is time to ask; otherwise the lock is taken, or
+// there is an error.
+func (a *acquisition) await() (again bool, err error) {
+	lines, h, w := a.locker.lines, a.handle, a.waiter
+	for {
+		var turn <-chan time.Time
+		if pause := lines.pause(w, a.polls || !a.locker.hears.Load(), a.poll); pause >= 0 {
+			turn = time.After(pause)
+		}
+		select {
+		case g := <-w.given:
+			switch {
+			case g.local:
+				h.holdLocally(a.ctx)
+			case !h.hold(a.ctx, g.grant, g.t0):
+				lines.back(w) // too late
+				return true, nil
+			}
+			return false, nil
+		case <-w.wake:
+			if w.due.Swap(false) {
+				a.poll = minPoll
+				return true, nil
+			}
+		case <-turn:
+			a.poll = min(2*a.poll, maxPoll)
+			return true, nil
+		case <-a.patience.C:
+			if away := a.locker.outage.current(); away != nil {
+				err := a.doWithout(away)
+				if !errors.Is(err, ErrHeld) {
+					return false, err
+				}
+			}
+			return false, &TimeoutError{Why: a.why}
+		case <-a.ctx.Done():
+			return false, context.Cause(a.ctx)
+		}
+	}
+}
+
+// giveUp takes an acquisition that failed back. It leaves no trace: its place, and a lock that
+// it may have been given, go to the next in line. It returns the reason why it failed.
+func (a *acquisition) giveUp(reason error) error {
+	l, h := a.locker, a.handle
+	if h.ctx != nil { // it has the lock, but its caller has left
+		_ = h.Release(context.Background())
+		return reason
+	}
+	defer l.lines.leave(h.key)
+	l.lines.forget(a.waiter)
+	h.claim.Wait = a.waiter != nil
+	away := l.outage.current() != nil
+	switch {
+	case h.doubtful || a.placed && away:
+		h.leaveBehind() // its caller has waited long enough
+		fallthrough
+	case !a.placed:
+		l.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, away)
+	default:
+		err := h.releaseOrLeave(context.Background())
+		if errors.Is(reason, ErrTimeout) && !answered(err) && !l.lines.heldHere(h) {
+			return err
+		}
+	}
+	return reason
+}
