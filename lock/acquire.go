@@ -58,8 +58,7 @@ func (a *acquisition) run() (h *Handle, err error) {
 
 // turnAway is for callers that cannot wait where others do.
 func (a *acquisition) turnAway() error {
-	op, cancel := a.operation()
-	defer cancel()
+	op := a.locker.operation(context.WithoutCancel(a.ctx))
 	done, err := a.locker.outage.admit(op)
 	if err == nil {
 		err = a.locker.store.Inspect(op, a.handle.key)
@@ -79,12 +78,6 @@ func (a *acquisition) turnAway() error {
 		return held
 	}
 	return &HeldError{Why: Held} // just now it is free, but not for this one
-}
-
-// operation bounds one operation on the Store. It is not cut short when the caller leaves: an
-// answer that nobody waits for would leave a lock behind.
-func (a *acquisition) operation() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(a.ctx), a.locker.opTimeout)
 }
 
 // ask asks for the lock, and waits in line for it, until there is an end to that.
@@ -110,11 +103,11 @@ func (a *acquisition) ask() error {
 	}
 }
 
-// attempt asks once.
+// attempt asks once. It is not cut short when the caller leaves: an answer that nobody waits for
+// would leave a lock behind.
 func (a *acquisition) attempt() error {
 	l, h, w := a.locker, a.handle, a.waiter
-	op, cancel := a.operation()
-	defer cancel()
+	op := l.operation(context.WithoutCancel(a.ctx))
 	if a.patience == nil {
 		done, err := l.outage.admit(op)
 		if err != nil {

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -9,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A batcher sends script calls: one that comes alone at once, those that come while others are
-// under way together, as soon as an answer is there.
+// A batcher sends script calls: those that come alone at once, and those that come while others
+// are under way together, as soon as an answer is there.
 type batcher struct {
 	client redis.UniversalClient
 
@@ -20,39 +21,27 @@ type batcher struct {
 	tasks   sync.WaitGroup
 }
 
-// maxFlying is how many round trips are under way at a time. More of them make a call wait
-// less for the network, and fewer make calls travel together more often, which saves the
-// server, and this process, nearly all of their cost.
-const maxFlying = 1
+// maxFlying is how many round trips are under way at a time. With one, this process and the
+// server would work in turns only; with more, fewer calls would travel together.
+const maxFlying = 2
 
-// A scriptCall is one EVALSHA, and its answer when done is closed.
-type scriptCall struct {
-	script *redis.Script
-	keys   []string
-	args   []any
-
-	deadline time.Time
-	done     chan struct{}
-	raw      any
-	err      error
-}
-
-// run returns what the script answers. It returns when ctx ends, too; sent is false if the
-// call had not been sent by then, and never will be.
+// run returns what the script answers. It returns when ctx ends, too; sent is false if the call
+// had not been sent by then, and never will be. The deadline of ctx bounds it without a timer if
+// those who came before have no later one: a round trip ends with its last deadline.
 func (b *batcher) run(ctx context.Context, call *scriptCall) (raw any, sent bool, err error) {
 	b.mu.Lock()
 	if b.flying < maxFlying {
 		b.flying++
 		b.mu.Unlock()
 		defer b.landed()
-		raw, err := call.script.Run(ctx, b.client, call.keys, call.args...).Result()
+		raw, err := call.alone(ctx, b.client)
 		return raw, true, err
 	}
+	call.done = make(chan struct{})
 	call.deadline = time.Now().Add(DefaultOpTimeout)
 	if deadline, ok := ctx.Deadline(); ok {
 		call.deadline = deadline
 	}
-	call.done = make(chan struct{})
 	b.waiting = append(b.waiting, call)
 	b.mu.Unlock()
 
@@ -84,43 +73,46 @@ func (b *batcher) landed() {
 		b.flying--
 		return
 	}
-	calls := b.waiting
-	b.waiting = nil
 	b.tasks.Go(func() {
 		defer b.landed()
-		b.send(calls)
+		runtime.Gosched() // those who have just got their answers may have another question
+		b.mu.Lock()
+		calls := b.waiting
+		b.waiting = nil
+		b.mu.Unlock()
+		if len(calls) > 0 {
+			b.send(calls)
+		}
 	})
 }
 
 // send waits for the answers as long as the most patient caller does; the others leave by
 // themselves.
 func (b *batcher) send(calls []*scriptCall) {
-	ctx, cancel := context.WithDeadline(context.Background(), slices.MaxFunc(calls, func(a, b *scriptCall) int {
-		return a.deadline.Compare(b.deadline)
-	}).deadline)
-	defer cancel()
-	unknown := pipeline(ctx, b.client, calls, (*redis.Script).EvalSha)
+	last := slices.MaxFunc(calls, func(a, b *scriptCall) int { return a.deadline.Compare(b.deadline) })
+	ctx := until{context.Background(), last.deadline}
+	unknown := pipeline(ctx, b.client, calls)
 	if len(unknown) > 0 { // a server that was restarted, or never heard of the script
-		pipeline(ctx, b.client, unknown, (*redis.Script).Eval)
+		pipeline(ctx, b.client, unknown)
 	}
 	for _, call := range calls {
 		close(call.done)
 	}
 }
 
-// pipeline fills the answers in, and returns the calls whose script the server does not know.
-func pipeline(ctx context.Context, client redis.UniversalClient, calls []*scriptCall,
-	eval func(*redis.Script, context.Context, redis.Scripter, []string, ...any) *redis.Cmd,
-) (unknown []*scriptCall) {
+// pipeline fills the answers in, and returns the calls whose script the server does not know:
+// sent again, they bring it along.
+func pipeline(ctx context.Context, client redis.UniversalClient, calls []*scriptCall) (unknown []*scriptCall) {
 	pipe := client.Pipeline()
 	answers := make([]*redis.Cmd, len(calls))
 	for i, call := range calls {
-		answers[i] = eval(call.script, ctx, pipe, call.keys, call.args...)
+		answers[i] = call.command(ctx)
+		_ = pipe.Process(ctx, answers[i])
 	}
 	_, _ = pipe.Exec(ctx) // each answer has its own error
 	for i, call := range calls {
 		call.raw, call.err = answers[i].Result()
-		if redis.HasErrorPrefix(call.err, "NOSCRIPT") {
+		if call.isUnknown(call.err) {
 			unknown = append(unknown, call)
 		}
 	}

@@ -13,30 +13,36 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The scripts say the protocol; state.lua is the beginning of each.
+// The scripts say the protocol, put together from parts: see loadGetSetScripts.
 //
 //go:embed getset/*.lua
 var getsetSources embed.FS
 
 // getsetScripts are the operations.
-type getsetScripts struct{ acquire, renew, release, inspect, forceRelease *redis.Script }
+type getsetScripts struct{ acquire, renew, release, inspect, forceRelease *script }
 
 var theGetSetScripts = loadGetSetScripts(func(source string) string { return source })
 
 // loadGetSetScripts has edit see the source of each.
 func loadGetSetScripts(edit func(source string) string) *getsetScripts {
-	load := func(name string) *redis.Script {
+	load := func(files ...string) *script {
 		var source []byte
-		for _, file := range []string{"state", name} {
+		for _, file := range files {
 			part, err := getsetSources.ReadFile("getset/" + file + ".lua")
 			if err != nil {
 				panic(err) // embedded: cannot happen in a program that was built
 			}
 			source = append(source, part...)
 		}
-		return redis.NewScript(edit(string(source)))
+		return newScript(edit(string(source)))
 	}
-	return &getsetScripts{load("acquire"), load("renew"), load("release"), load("inspect"), load("force_release")}
+	return &getsetScripts{
+		acquire:      load("head", "acquire_free", "state", "line", "acquire"),
+		renew:        load("head", "state", "renew"),
+		release:      load("head", "release_alone", "state", "line", "release"),
+		inspect:      load("head", "state", "inspect"),
+		forceRelease: load("head", "state", "force_release"),
+	}
 }
 
 // getset is the Store of the published SETNX locking pattern, see NewGetSet.
@@ -67,21 +73,25 @@ func newGetSet(client redis.UniversalClient, scripts *getsetScripts) *getset {
 }
 
 func (s *getset) Acquire(ctx context.Context, key string, claim Claim) (Grant, error) {
-	mode := 0
+	const join, onlyLineUp = 1, 2
+	var more []int64
 	switch {
 	case claim.LineUp:
-		mode = 2
+		more = append(more, onlyLineUp)
 	case claim.Wait:
-		mode = 1
+		more = append(more, join)
 	}
-	rep, _, err := s.run(ctx, s.scripts.acquire, key, claim, mode, claim.Place)
+	if claim.Place != 0 {
+		more = append(more, claim.Place)
+	}
+	rep, _, err := s.run(ctx, s.scripts.acquire, key, claim, more...)
 	if err != nil {
 		return Grant{}, err
 	}
 	if rep.why != "" {
 		return Grant{}, rep.held()
 	}
-	return rep.grant(), nil
+	return rep.grant(claim.Lease), nil
 }
 
 func (s *getset) Renew(ctx context.Context, key string, claim Claim) (Grant, error) {
@@ -92,15 +102,15 @@ func (s *getset) Renew(ctx context.Context, key string, claim Claim) (Grant, err
 	if rep.why != "" {
 		return Grant{}, &LostError{Why: rep.why}
 	}
-	return rep.grant(), nil
+	return rep.grant(claim.Lease), nil
 }
 
 func (s *getset) Release(ctx context.Context, key string, claim Claim) (Successor, error) {
-	waits := 0
+	var waits []int64
 	if claim.Wait {
-		waits = 1
+		waits = []int64{1}
 	}
-	rep, resent, err := s.run(ctx, s.scripts.release, key, claim, waits)
+	rep, resent, err := s.run(ctx, s.scripts.release, key, claim, waits...)
 	switch {
 	case err != nil:
 		return Successor{}, err
@@ -111,7 +121,7 @@ func (s *getset) Release(ctx context.Context, key string, claim Claim) (Successo
 	case rep.successor == "":
 		return Successor{}, nil
 	}
-	return Successor{Token: rep.successor, Grant: rep.grant()}, nil
+	return Successor{Token: rep.successor, Grant: rep.grant(0)}, nil
 }
 
 func (s *getset) Inspect(ctx context.Context, key string) error {
@@ -141,17 +151,14 @@ func (s *getset) Close() error {
 // run sends one operation, and again if its connection broke: that a server was restarted, or
 // closes idle connections, is found out only by writing to it, once for each connection of the
 // pool. resent tells that an earlier one may have been carried out.
-func (s *getset) run(ctx context.Context, script *redis.Script, key string, claim Claim, more ...any) (rep reply, resent bool, err error) {
-	tagged := "{" + key + "}"
-	call := &scriptCall{
-		script: script,
-		keys:   []string{key, tagged + ":holder", tagged + ":line", tagged + ":alive"},
-		args:   append([]any{string(claim.Token), int64(claim.Lease / time.Second)}, more...),
-	}
+func (s *getset) run(ctx context.Context, script *script, key string, claim Claim, more ...int64) (rep reply, resent bool, err error) {
+	call := newCall(script, key, claim, more)
 	raw, sent, err := s.calls.run(ctx, call)
-	for tries := s.client.PoolStats().IdleConns + 1; tries > 0 && brokenConnection(err) && ctx.Err() == nil; tries-- {
-		resent = true
-		raw, _, err = s.calls.run(ctx, call)
+	if brokenConnection(err) {
+		for tries := s.client.PoolStats().IdleConns + 1; tries > 0 && brokenConnection(err) && ctx.Err() == nil; tries-- {
+			resent = true
+			raw, _, err = s.calls.run(ctx, call)
+		}
 	}
 	if err != nil {
 		return reply{}, resent, &UnavailableError{Doubtful: resent || sent && mayHaveRun(err), Err: err}
@@ -208,11 +215,12 @@ func neverSent(err error) bool {
 	return ok && op.Op == "dial"
 }
 
-// reply is what a script answers: {1, expiry, fence, now} and from a release the successor's
-// token, or {0, expiry of the one in the way, now, why} and from an acquire place, 1 if it is
-// new, and length of the line; expiries in Unix seconds, now in Unix microseconds, by the
-// server's clock.
+// reply is what a script answers: an integer, of a new lock its fence; or {1, expiry, fence, now}
+// and from a release the successor's token; or {0, expiry of the one in the way, now, why} and
+// from an acquire place, 1 if it is new, and length of the line. Expiries are Unix seconds, now
+// is in Unix microseconds, by the server's clock.
 type reply struct {
+	plain     bool // an integer
 	expiry    int64
 	fence     int64
 	now       int64
@@ -230,7 +238,13 @@ func (r reply) ttl() time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
-func (r reply) grant() Grant { return Grant{Fence: r.fence, TTL: r.ttl()} }
+// grant has a new lock last for its lease: whole seconds make that longer, never shorter.
+func (r reply) grant(lease time.Duration) Grant {
+	if r.plain {
+		return Grant{Fence: r.fence, TTL: lease}
+	}
+	return Grant{Fence: r.fence, TTL: r.ttl()}
+}
 
 func (r reply) held() error {
 	// The lock is free only strictly after the second that it names.
@@ -240,33 +254,30 @@ func (r reply) held() error {
 // decodeReply checks a script's answer, which may come from a proxy or from a server
 // that only looks like Redis.
 func decodeReply(raw any) (reply, error) {
-	unexpected := fmt.Errorf("unexpected reply of a lock script: %.100v", raw)
+	if n, ok := raw.(int64); ok && n > 0 {
+		return reply{plain: true, fence: n}, nil
+	}
 	fields, _ := raw.([]any)
 	var yes, added, line int64
 	var why, successor string
 	var r reply
+	ok := false
 	switch {
 	case fit(fields, &yes, &r.expiry, &r.fence, &r.now),
 		fit(fields, &yes, &r.expiry, &r.fence, &r.now, &successor):
-		if yes != 1 {
-			return reply{}, unexpected
-		}
+		ok = yes == 1
 	case fit(fields, &yes, &r.expiry, &r.now, &why),
 		fit(fields, &yes, &r.expiry, &r.now, &why, &r.place, &added, &line):
-		if yes != 0 || why == "" {
-			return reply{}, unexpected
-		}
-	default:
-		return reply{}, unexpected
+		ok = yes == 0 && why != ""
 	}
-	r.successor, r.why, r.newPlace, r.line = Token(successor), Reason(why), added == 1, int(line)
 	// No script of ours writes such numbers: a lifetime computed from them would overflow and
 	// look like a long one.
 	const maxSecond = 1_000_000_000_000 // 12 digits, as acquire.lua accepts
-	if r.expiry < 0 || r.expiry >= maxSecond || r.now <= 0 || r.now/1_000_000 >= maxSecond ||
+	if !ok || r.expiry < 0 || r.expiry >= maxSecond || r.now <= 0 || r.now/1_000_000 >= maxSecond ||
 		r.fence < 0 || r.place < 0 || line < 0 {
-		return reply{}, unexpected
+		return reply{}, fmt.Errorf("unexpected reply of a lock script: %.100v", raw)
 	}
+	r.successor, r.why, r.newPlace, r.line = Token(successor), Reason(why), added == 1, int(line)
 	return r, nil
 }
 

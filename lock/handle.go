@@ -30,7 +30,7 @@ type Handle struct {
 
 	mu       sync.Mutex
 	deadline time.Time
-	expiry   *time.Timer // ends the belief at the deadline
+	expiry   *time.Timer // ends the belief at the deadline; see watchDeadline
 	over     bool        // lost, or being released
 	lost     bool
 
@@ -51,11 +51,20 @@ func (h *Handle) hold(ctx context.Context, grant Grant, t0 time.Time) bool {
 	h.fence = grant.Fence
 	h.deadline = deadline
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	h.mu.Lock() // the timers may fire at once
+	h.mu.Lock() // the timer may fire at once
 	defer h.mu.Unlock()
-	h.expiry = time.AfterFunc(time.Until(deadline), h.expire)
 	h.owner.start(h, grant, t0)
 	return true
+}
+
+// watchDeadline has the belief end at its deadline. That takes a timer only when the renewals
+// begin, well before the deadline, or when they end.
+func (h *Handle) watchDeadline() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.expiry == nil && h.granted && !h.over {
+		h.expiry = time.AfterFunc(time.Until(h.deadline), h.expire)
+	}
 }
 
 // holdLocally begins the life of a lock that this process alone knows of.
@@ -136,7 +145,10 @@ func (h *Handle) Local() bool { return !h.granted }
 
 // StopRenewing lets the lock run out: it is lost at its [Handle.Deadline] unless it is released
 // before.
-func (h *Handle) StopRenewing() { h.owner.join() }
+func (h *Handle) StopRenewing() {
+	h.watchDeadline()
+	h.owner.join()
+}
 
 // Release gives the lock back, or hands it over to the first in line. It returns
 //
@@ -171,7 +183,9 @@ func (h *Handle) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.granted {
-		h.expiry.Stop()
+		if h.expiry != nil {
+			h.expiry.Stop()
+		}
 		if !time.Now().Before(h.deadline) {
 			h.loseLocked(&LostError{Why: Expired}) // the timer is late
 		}

@@ -88,10 +88,8 @@ func (l *Locker) clearLeftovers(ctx context.Context, key string) error {
 
 // releaseOnce tells the lines, too, if there is an answer.
 func (l *Locker) releaseOnce(ctx context.Context, key string, claim Claim) error {
-	ctx, cancel := context.WithTimeout(ctx, l.opTimeout)
-	defer cancel()
 	t0 := time.Now()
-	next, err := l.store.Release(ctx, key, claim)
+	next, err := l.store.Release(l.operation(ctx), key, claim)
 	l.outage.report(err)
 	if answered(err) {
 		l.lines.pass(key, claim.Token, next, t0, err == nil, false)

@@ -198,6 +198,25 @@ func (l *Locker) Acquire(ctx context.Context, name string, options ...AcquireOpt
 	return a.run()
 }
 
+// until is a context with a deadline of its own. Other than that of context.WithDeadline it has
+// no timer, which costs more than the rest of an operation: whoever waits has one, as
+// connections do.
+type until struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c until) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// operation bounds one operation on the Store.
+func (l *Locker) operation(ctx context.Context) context.Context {
+	end := time.Now().Add(l.opTimeout)
+	if earlier, ok := ctx.Deadline(); ok && earlier.Before(end) {
+		end = earlier
+	}
+	return until{ctx, end}
+}
+
 // Close closes the Store as soon as no lock is held and nobody waits for one. It returns
 // then with the Store's error, or with the cause of ctx if ctx ends first; the Store is closed
 // all the same. Acquire fails from now on with [ErrUnavailable].

@@ -38,10 +38,11 @@ func (o *outage) admit(ctx context.Context) (done func(), err error) {
 		if probe == nil {
 			break
 		}
+		deadline, _ := ctx.Deadline()
 		select {
 		case <-probe:
-		case <-ctx.Done():
-			return nil, &UnavailableError{Err: context.Cause(ctx)}
+		case <-time.After(time.Until(deadline)):
+			return nil, &UnavailableError{Err: context.DeadlineExceeded}
 		}
 		o.mu.Lock()
 		err := o.err

@@ -18,22 +18,35 @@ const (
 // An owner renews one lock. It is a timer until the first renewal is due, which most locks do
 // not live to see, and a goroutine from then on.
 type owner struct {
-	timer *time.Timer
-	stop  context.CancelFunc
-	once  sync.Once
-	ended chan struct{} // closed when nothing is under way any more
+	timer   *time.Timer
+	once    sync.Once
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	stopped bool
+	stop    context.CancelFunc // of the goroutine; nil: there is none
 }
 
 // start has h renewed, whose lock was granted to a question asked at t0. The grant may be shorter
 // than the lease: it may be the answer to an older question.
 func (o *owner) start(h *Handle, grant Grant, t0 time.Time) {
-	ctx, stop := context.WithCancel(h.ctx) // a lost lock needs no renewal
-	o.stop = stop
-	o.ended = make(chan struct{})
+	o.running.Add(1)
 	o.timer = time.AfterFunc(untilRenewal(min(h.claim.Lease, grant.TTL), t0), func() {
-		defer close(o.ended)
-		h.keepRenewing(ctx)
+		defer o.running.Done()
+		h.watchDeadline()
+		ctx, stop := context.WithCancel(h.ctx) // a lost lock needs no renewal
+		defer stop()
+		if o.begin(stop) {
+			h.keepRenewing(ctx)
+		}
 	})
+}
+
+func (o *owner) begin(stop context.CancelFunc) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.stop = stop
+	return !o.stopped
 }
 
 // join ends the renewing, and returns when nothing of it is under way any more.
@@ -42,12 +55,18 @@ func (o *owner) join() {
 		return // a local lock
 	}
 	o.once.Do(func() {
-		o.stop()
 		if o.timer.Stop() {
-			close(o.ended) // it never began
+			o.running.Done() // it never began
+			return
+		}
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.stopped = true
+		if o.stop != nil {
+			o.stop()
 		}
 	})
-	<-o.ended
+	o.running.Wait()
 }
 
 func untilRenewal(lease time.Duration, t0 time.Time) time.Duration {

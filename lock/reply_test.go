@@ -9,7 +9,7 @@ import (
 
 func TestRepliesThatNoScriptWrites(t *testing.T) {
 	for _, raw := range []any{
-		nil, int64(1), "OK", []any{}, []any{int64(1)},
+		nil, int64(0), int64(-1), "OK", []any{}, []any{int64(1)},
 		[]any{int64(1), int64(2), int64(3)},
 		[]any{int64(1), int64(2), int64(3), "held"},
 		[]any{int64(1), int64(2), "3", int64(4)},
@@ -21,6 +21,10 @@ func TestRepliesThatNoScriptWrites(t *testing.T) {
 		[]any{int64(1), int64(2), int64(-3), int64(4)},
 		[]any{int64(1), int64(2), int64(3), int64(0)},
 		[]any{int64(1), int64(2), int64(3), int64(4), int64(5)},
+		[]any{int64(0), int64(2), int64(3), int64(4), "token"},
+		[]any{int64(0), int64(2), int64(3), "held", int64(-1), int64(0), int64(0)},
+		[]any{int64(0), int64(2), int64(3), "held", int64(1), int64(0), int64(-1)},
+		[]any{int64(1), int64(2), int64(3), "held", int64(1), int64(0), int64(1)},
 	} {
 		if r, err := decodeReply(raw); err == nil {
 			t.Errorf("%v was taken for %+v", raw, r)
@@ -44,7 +48,7 @@ func FuzzReply(f *testing.F) {
 		}
 		const century = 100*365*24*time.Hour + time.Second
 		if r.why == "" {
-			if g := r.grant(); ok != 1 || g.Fence < 0 || g.TTL > century || (r.expiry*1_000_000 < r.now && g.TTL > 0) {
+			if g := r.grant(0); ok != 1 || g.Fence < 0 || g.TTL > century || (r.expiry*1_000_000 < r.now && g.TTL > 0) {
 				t.Errorf("%v was taken for %+v", raw, g)
 			}
 			return

@@ -1,37 +1,42 @@
 -- ACQUIRE: SETNX on a free key, GETSET on an expired one; or a place in line.
 --
--- ARGV[3]  mode   0 go away when refused, 1 line up when refused, 2 line up in any case
--- ARGV[4]  place  of the caller in the line, as this script said before; 0: none
+-- ARGV[3]  mode   none: go away when refused, 1 line up when refused, 2 line up in any case
+-- ARGV[4]  place  of the caller in the line, as this script said before, if it has one
 --
--- {1, E, fence, now_us} or
+-- fence, for a lock that lasts for the whole lease from now on at least; or
+-- {1, E, fence, now_us}; or
 -- {0, E of the one in the way, now_us, why, place, 1 if the place is new, length of the line}
 
-local mode, place = ARGV[3], tonumber(ARGV[4])
+local mode, place = ARGV[3], tonumber(ARGV[4] or 0)
 local mine = token .. ' ' .. ARGV[2]
 local stands, added = false, 0
 
 local function line_up()
   if stands then return end
   stands = true
-  if place == 0 then place = now_us end
-  added = redis.call('ZADD', line, 'NX', digits(place), mine)
+  local wanted = place ~= 0 and place or now_us
+  added = redis.call('ZADD', line, 'NX', wanted, mine)
+  -- It may have a place that it was never told of: the reply got lost.
+  place = added == 1 and wanted or tonumber(redis.call('ZSCORE', line, mine))
   line_until = math.max(line_until, now_us + presence)
-  redis.call('HSET', alive, process_of(token), digits(now_us + presence))
-  redis.call('HSET', holder, 'l', digits(line_until))
-  redis.call('PEXPIRE', line, digits(2 * presence / 1000))
-  redis.call('PEXPIRE', alive, digits(2 * presence / 1000))
+  redis.call('HSET', alive, process_of(token), now_us + presence)
+  redis.call('HSET', holder, 'l', line_until)
+  redis.call('PEXPIRE', line, 2 * presence / 1000)
+  redis.call('PEXPIRE', alive, 2 * presence / 1000)
   -- The record may be new, or its holder long gone; never earlier than it was.
   if redis.call('PTTL', holder) < holder_ttl * 500 then
-    redis.call('PEXPIRE', holder, digits(holder_ttl * 1000))
+    redis.call('PEXPIRE', holder, holder_ttl * 1000)
   end
 end
 
 if t == token and not broken() then
   local expiry = tonumber(e)
-  if unconfirmed and unconfirmed ~= '' then
+  if unconfirmed then
     -- It was handed over to us. As RENEW does.
     expiry = math.max(expiry, now + lease + 1)
-    redis.call('HSET', holder, 'e', write(expiry), 'c', '')
+    write(expiry)
+    redis.call('HSET', holder, 'e', expiry)
+    redis.call('HDEL', holder, 'c')
     keep_record(lease)
   end
   -- Otherwise our own attempt, sent again because its reply got lost.
@@ -40,7 +45,7 @@ end
 
 local until_second, why = blocker()
 if not why and mode ~= '2' then
-  if t and unconfirmed and unconfirmed ~= '' then
+  if t and unconfirmed then
     -- Handed over and never confirmed: that process is dead, or deaf.
     redis.call('HDEL', alive, unconfirmed)
   end
@@ -49,19 +54,24 @@ if not why and mode ~= '2' then
   end
   local first = first_in_line()
   if not first or first == mine then
-    if place ~= 0 then
+    if line_until ~= 0 then
       redis.call('ZREM', line, mine)
+      redis.call('HDEL', holder, 'c', 'p')
+      if not first then
+        redis.call('HDEL', holder, 'l')
+      end
     end
     local expiry = now + lease + 1
     local fence = math.max(f + 1, now_us)
-    redis.call('HSET', holder, 't', token, 'e', write(expiry), 'f', digits(fence), 'c', '')
+    write(expiry)
+    redis.call('HSET', holder, 't', token, 'e', expiry, 'f', fence)
     keep_record(lease)
-    return {1, expiry, fence, now_us}
+    return fence
   end
   -- Nobody takes it before the first, who may not know yet that it is free.
   until_second, why = hand_over(first), 'held'
 end
-if mode ~= '0' then
+if mode then
   line_up()
 end
 local length = 0

@@ -4,4 +4,4 @@
 
 redis.call('HDEL', holder, 't', 'e', 'c', 'p')
 redis.call('DEL', main)
-return {1, 0, 0, now_us}
+return 1

@@ -1,6 +1,6 @@
 -- INSPECT: what acquire.lua would say to somebody new. Writes nothing.
 --
--- {1, 0, fence of the last holder, now_us} when the lock is free,
+-- 1 when the lock is free,
 -- {0, E, now_us, why, 0, 0, length of the line} when somebody is in the way
 
 local until_second, why = blocker()
@@ -15,4 +15,4 @@ end
 if why then
   return {0, until_second, now_us, why, 0, 0, length}
 end
-return {1, 0, f, now_us}
+return 1

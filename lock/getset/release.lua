@@ -3,7 +3,7 @@
 --
 -- ARGV[3]  waits  1 if the caller may stand in line: it leaves
 --
--- {1, E, fence, now_us, token of the successor, or ''} or {0, 0, now_us, why}
+-- 1; or {1, E, fence, now_us, token of the successor}; or {0, 0, now_us, why}
 --
 -- The record's token and end go in any case, so that whoever comes next need
 -- not wait for a holder that has stopped; the fence stays, so that it only
@@ -30,8 +30,5 @@ if first then
   return {1, expiry, fence, now_us, successor}
 end
 redis.call('HDEL', holder, 't', 'e', 'c', 'p', 'l')
-redis.call('DEL', main)
-if line_until ~= 0 then
-  redis.call('DEL', line, alive)
-end
-return {1, 0, 0, now_us, ''}
+redis.call('DEL', main, line, alive)
+return 1

@@ -14,6 +14,7 @@ if why then
 end
 
 local expiry = math.max(tonumber(e), now + lease + 1)
-redis.call('HSET', holder, 'e', write(expiry), 'c', '')
+write(expiry)
+redis.call('HSET', holder, 'e', expiry)
 keep_record(lease)
 return {1, expiry, f, now_us}

@@ -120,7 +120,7 @@ func (s *suite) repeatsAcquire() {
 	if again.Fence != first.Fence {
 		s.Errorf("fence %d, and %d when asked again: want the same", first.Fence, again.Fence)
 	}
-	if again.TTL > first.TTL {
+	if again.TTL > first.TTL+time.Second { // a Store may round a new lock's down
 		s.Errorf("asking again made the lock longer: %v, then %v", first.TTL, again.TTL)
 	}
 	s.release(key, token)
