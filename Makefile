@@ -1,4 +1,4 @@
-.PHONY: test vet fmt
+.PHONY: test vet fmt bench
 
 # Everything that must be green. -race needs a C compiler (gcc or clang); -count=1, because the
 # test cache does not see what goes into the caddy binary that internal/e2e builds.
@@ -11,3 +11,8 @@ vet:
 
 fmt:
 	gofmt -l -w .
+
+# What a lock costs, beside others: some minutes. BENCH=-quick for a glance.
+bench:
+	./scripts/redis-server.sh
+	cd bench && go run . -out . $(BENCH)
