@@ -38,6 +38,12 @@ func (h *Handler) bufferBody(r *http.Request) error {
 	return nil
 }
 
+// hasWholeBody is true if nothing of the request's body is still to come.
+func hasWholeBody(r *http.Request) bool {
+	_, buffered := r.Body.(*bufferedBody)
+	return buffered || r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0
+}
+
 // bodyError is for the client: its body was not read, so no lock was taken.
 func bodyError(r *http.Request, err error) error {
 	if herr, ok := errors.AsType[caddyhttp.HandlerError](err); ok {

@@ -59,7 +59,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 
 	client := clientContext(r)
-	waiting, stop := waitingContext(r, client)
+	waiting, stop := h.waitingContext(r, client)
 	arrived := time.Now()
 	held, err := locker.Acquire(waiting, name, h.acquire...)
 	stop()
@@ -134,20 +134,23 @@ func (h *Handler) resolveName(repl *caddy.Replacer) (string, error) {
 // refuse turns the reason why a lock was not taken into an error for Caddy's error routes.
 func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err error) error {
 	var why lock.Reason
+	var line int
 	switch {
 	case errors.Is(err, lock.ErrUnavailable):
 		// The log has it already, once for the whole outage.
 		report.outcome(outcomeError)
-		return report.retryLater(w, http.StatusServiceUnavailable, errUnavailable)
+		return report.retryLater(w, http.StatusServiceUnavailable, 0, errUnavailable)
 	case errors.Is(err, lock.ErrHeld):
 		held, _ := errors.AsType[*lock.HeldError](err)
-		why = held.Why
+		why, line = held.Why, held.Line
 		report.outcome(outcomeHeld)
 	case errors.Is(err, lock.ErrTimeout):
 		timeout, _ := errors.AsType[*lock.TimeoutError](err)
-		why = timeout.Why
+		why, line = timeout.Why, timeout.Line
 		report.outcome(outcomeTimeout)
 	case errors.Is(err, lock.ErrLineFull):
+		full, _ := errors.AsType[*lock.LineFullError](err)
+		line = full.Line
 		report.outcome(outcomeFull)
 	default: // the client is gone
 		report.outcome(outcomeError)
@@ -159,7 +162,7 @@ func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err 
 				zap.String("name", name), zap.Error(err))
 		})
 	}
-	return report.retryLater(w, h.Status, err)
+	return report.retryLater(w, h.Status, h.holdTime.after(line), err)
 }
 
 // serve runs the next handler with the lock held. The release comes in a defer, as handlers
@@ -169,6 +172,7 @@ func (h *Handler) serve(next caddyhttp.Handler, report report, x *holding) (err 
 	returned := false
 	defer func() {
 		cut := x.join()
+		h.holdTime.add(time.Since(x.since))
 		released := x.held.Release(context.Background())
 		h.reportEnd(report, x.name, cut, released)
 		switch {

@@ -3,8 +3,12 @@ package redislock
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -258,7 +262,7 @@ func TestMaxHoldIgnored(t *testing.T) {
 
 // The client's hang-up ends neither the request nor the lock, or both.
 func TestHangUp(t *testing.T) {
-	for _, mode := range []string{finishRun, cancelRun} {
+	for _, mode := range []string{finishRun, stayRun, cancelRun} {
 		t.Run(mode, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := lock.NewMemory()
@@ -286,6 +290,104 @@ func TestHangUp(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A client that hangs up while its request waits: with `stay` the request is served in its turn,
+// if its body is here.
+func TestHangUpInLine(t *testing.T) {
+	for _, c := range []struct {
+		name, mode, body string
+		served           bool
+	}{
+		{"finish", finishRun, "body", false},
+		{"cancel", cancelRun, "body", false},
+		{"stay", stayRun, "body", true},
+		{"stay without a body", stayRun, "", true},
+		{"stay with a body that is still coming", stayRun, "a body beyond the buffer", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHandler(t, &Handler{OnDisconnect: c.mode, Wait: caddy.Duration(time.Minute), Buffer: new(int64(10))})
+				h.backend = testBackend{lock.New(lock.NewMemory(), lock.Options{})}
+				release := make(chan struct{})
+				var served []string
+				next := caddyhttp.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) error {
+					body, err := io.ReadAll(r.Body)
+					served = append(served, string(body)) // guarded by the lock
+					<-release
+					return err
+				})
+				first := make(chan error)
+				go func() {
+					r, w := newRequest(http.MethodPost, "/")
+					first <- h.ServeHTTP(w, r, next)
+				}()
+				synctest.Wait()
+				second := make(chan error)
+				ctx, hangUp := context.WithCancel(t.Context())
+				go func() {
+					r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader(c.body))
+					w := httptest.NewRecorder()
+					second <- h.ServeHTTP(w, caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, nil), next)
+				}()
+				synctest.Wait()
+				hangUp()
+				synctest.Wait()
+				close(release)
+				if err := <-first; err != nil {
+					t.Error(err)
+				}
+				err := <-second
+				if c.served != (err == nil) || c.served != (len(served) == 2) {
+					t.Errorf("served %q, error %v", served, err)
+				}
+				if c.served && served[1] != c.body {
+					t.Errorf("served %q, want its body %q", served, c.body)
+				}
+			})
+		})
+	}
+}
+
+// What a refused client is told: how long it takes until the one who has the lock, and those who
+// wait for it, are done, judging by the last ones.
+func TestRetryAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHandler(t, &Handler{Wait: caddy.Duration(time.Hour), Queue: new(3)})
+		h.backend = testBackend{lock.New(lock.NewMemory(), lock.Options{})}
+		next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+			time.Sleep(10 * time.Second)
+			return nil
+		})
+		serve := func(h *Handler) string {
+			r, w := newRequest(http.MethodPost, "/")
+			_ = h.ServeHTTP(w, r, next)
+			return w.Header().Get("Retry-After")
+		}
+		impatient := *h
+		impatient.Wait = 0
+		impatient.acquire = append(slices.Clone(h.acquire), lock.Wait(0))
+
+		var others sync.WaitGroup
+		others.Go(func() { serve(h) })
+		synctest.Wait()
+		if after := serve(&impatient); after != "1" {
+			t.Errorf("Retry-After %s when nothing is known, want 1", after)
+		}
+		for range 3 {
+			others.Go(func() { serve(h) })
+		}
+		time.Sleep(15 * time.Second) // one was served for 10s, one is, two wait
+		if after := serve(&impatient); after != "30" {
+			t.Errorf("Retry-After %s with two in line, each served for 10s, want 30", after)
+		}
+		others.Go(func() { serve(h) })
+		synctest.Wait()
+		if after := serve(h); after != "40" {
+			t.Errorf("Retry-After %s when the line is full with three, want 40", after)
+		}
+		others.Wait()
+	})
 }
 
 // One lock within another: the same key goes through, another is taken; what ends the outer

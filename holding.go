@@ -24,6 +24,7 @@ type holding struct {
 	h        *Handler
 	name     string
 	held     *lock.Handle
+	since    time.Time
 	w        http.ResponseWriter // the client's
 	run      *http.Request       // what the handlers are given
 	body     *streamedBody       // of run, unless it was read before the lock was taken
@@ -45,7 +46,10 @@ type holding struct {
 func (h *Handler) hold(w http.ResponseWriter, r *http.Request, client context.Context,
 	held *lock.Handle, locker *lock.Locker, key, name string,
 ) *holding {
-	x := &holding{h: h, name: name, held: held, w: w, response: newResponse(w, r, h.OnDisconnect == finishRun)}
+	x := &holding{
+		h: h, name: name, held: held, w: w, since: time.Now(),
+		response: newResponse(w, r, h.OnDisconnect != cancelRun),
+	}
 	outer, nested := r.Context().Value(holdingKey{}).(*mark)
 	ctx := context.WithValue(context.WithoutCancel(r.Context()), holdingKey{}, &mark{
 		locker: locker, key: key, token: held.Fence(), field: h.fence, client: client, outer: outer,
@@ -187,9 +191,16 @@ func clientContext(r *http.Request) context.Context {
 	return r.Context()
 }
 
-// waitingContext ends when the client hangs up, and when an outer lock is lost.
-func waitingContext(r *http.Request, client context.Context) (context.Context, context.CancelFunc) {
-	if client == r.Context() {
+// waitingContext ends when the client hangs up, unless it is to stay in line and its body is here,
+// and when an outer lock is lost.
+func (h *Handler) waitingContext(r *http.Request, client context.Context) (context.Context, context.CancelFunc) {
+	nested := client != r.Context()
+	switch stays := h.OnDisconnect == stayRun && hasWholeBody(r); {
+	case stays && nested:
+		return r.Context(), func() {}
+	case stays:
+		return context.WithoutCancel(client), func() {}
+	case !nested:
 		return client, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())

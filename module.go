@@ -28,6 +28,7 @@ const (
 	unsafe       = "unsafe" // in methods: all but the safe ones
 	reject, pass = "reject", "pass"
 	finishRun    = "finish"
+	stayRun      = "stay"
 	cancelRun    = "cancel"
 	continueRun  = "continue"
 
@@ -96,9 +97,10 @@ type Handler struct {
 	// that are answered while they are sent. Default: 1 MiB.
 	Buffer *int64 `json:"buffer,omitempty"`
 
-	// What becomes of a request whose sender hangs up while it is served: `finish` (the
-	// default; it is served to its end, with the lock held), or `cancel`. One that still waits
-	// leaves the line.
+	// What becomes of a request whose sender hangs up: `finish` (the default: if it is served
+	// already it is served to its end, with the lock held, and if it waits it leaves the line),
+	// `stay` (if it waits it keeps its place, too, and is served in its turn, unless its body
+	// is larger than the buffer: for senders that never send again), or `cancel` (it ends).
 	OnDisconnect string `json:"on_disconnect,omitempty"`
 
 	// What becomes of a request whose lock is lost while it is served: `cancel` (the default),
@@ -133,6 +135,7 @@ type Handler struct {
 	acquire     []lock.AcquireOption
 	fence       fenceHeader
 	foreignSeen *rate.Sometimes
+	holdTime    *holdTime
 }
 
 // CaddyModule returns the Caddy module information.
@@ -150,6 +153,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.setDefaults()
 	h.fence = fenceHeader(http.CanonicalHeaderKey(h.FenceHeader))
 	h.foreignSeen = &rate.Sometimes{Interval: time.Minute}
+	h.holdTime = new(holdTime)
 	h.acquire = []lock.AcquireOption{
 		lock.Prefix(h.Prefix),
 		lock.Lease(time.Duration(h.Lease)),
@@ -227,7 +231,7 @@ func (h *Handler) Validate() error {
 		{"queue", checkNotNegative(*h.Queue)},
 		{"max_hold", checkMaxHold(time.Duration(h.MaxHold))},
 		{"buffer", checkNotNegative(*h.Buffer)},
-		{"on_disconnect", checkOneOf(finishRun, cancelRun)(h.OnDisconnect)},
+		{"on_disconnect", checkOneOf(finishRun, stayRun, cancelRun)(h.OnDisconnect)},
 		{"on_lost", checkOneOf(cancelRun, continueRun)(h.OnLost)},
 		{"fence_header", h.checkFenceHeader()},
 		{"status", checkStatus(h.Status)},
@@ -258,10 +262,10 @@ func checkNames(names []string) error {
 	return nil
 }
 
-func checkOneOf(one, other string) func(string) error {
+func checkOneOf(values ...string) func(string) error {
 	return func(value string) error {
-		if value != one && value != other {
-			return fmt.Errorf("%q is neither %s nor %s", value, one, other)
+		if !slices.Contains(values, value) {
+			return fmt.Errorf("%q is neither %s", value, strings.Join(values, " nor "))
 		}
 		return nil
 	}

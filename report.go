@@ -1,8 +1,10 @@
 package redislock
 
 import (
+	"math"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -24,9 +26,6 @@ const (
 	outcomeMaxHold  = "max_hold"
 	outcomePassed   = "passed"
 )
-
-// retryAfter is what a refused client is told, in seconds.
-const retryAfter = 1
 
 // report tells what became of a request: to placeholders and to the access log.
 type report struct {
@@ -68,8 +67,8 @@ func (p report) taken(held *lock.Handle) {
 }
 
 // retryLater is an error with a Retry-After header, which survives Caddy's error routes.
-func (p report) retryLater(w http.ResponseWriter, status int, err error) error {
-	seconds := strconv.Itoa(retryAfter)
+func (p report) retryLater(w http.ResponseWriter, status int, after time.Duration, err error) error {
+	seconds := strconv.Itoa(max(1, int(math.Ceil(after.Seconds()))))
 	w.Header().Set("Retry-After", seconds)
 	p.repl.Set("http.redis_lock.retry_after", seconds)
 	return caddyhttp.Error(status, err)
@@ -80,7 +79,29 @@ func (p report) cutOff(w http.ResponseWriter, reason error) error {
 	if reason == errMaxHold {
 		return caddyhttp.Error(http.StatusGatewayTimeout, reason)
 	}
-	return p.retryLater(w, http.StatusServiceUnavailable, reason)
+	return p.retryLater(w, http.StatusServiceUnavailable, 0, reason)
+}
+
+// holdTime is how long requests kept the lock of late: a moving average, in which each counts for
+// an eighth. The first counts whole.
+type holdTime struct{ average atomic.Int64 }
+
+func (t *holdTime) add(held time.Duration) {
+	for {
+		old := t.average.Load()
+		next := int64(held)
+		if old != 0 {
+			next = old + (int64(held)-old)/8
+		}
+		if t.average.CompareAndSwap(old, max(1, next)) {
+			return
+		}
+	}
+}
+
+// after estimates when it is a newcomer's turn behind the one who holds the lock and a line.
+func (t *holdTime) after(line int) time.Duration {
+	return time.Duration(t.average.Load()) * time.Duration(line+1)
 }
 
 func (p report) log(field zap.Field) {

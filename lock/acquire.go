@@ -72,7 +72,7 @@ func (a *acquisition) turnAway() error {
 		}
 	}
 	if a.request.wait > 0 {
-		return ErrLineFull
+		return a.lineFull()
 	}
 	if held, ok := errors.AsType[*HeldError](err); ok {
 		return held
@@ -182,9 +182,9 @@ func (a *acquisition) stay(refusal error) error {
 	case a.request.wait <= 0 || !errors.Is(refusal, ErrHeld):
 		return refusal
 	case a.waiter == nil || !a.locker.lines.stay(a.waiter, a.request.queue):
-		return ErrLineFull
+		return a.lineFull()
 	case remaining <= 0:
-		return &TimeoutError{Why: a.why}
+		return a.timeOut()
 	}
 	a.patience = time.NewTimer(remaining)
 	a.poll = minPoll
@@ -226,11 +226,19 @@ func (a *acquisition) await() (again bool, err error) {
 					return false, err
 				}
 			}
-			return false, &TimeoutError{Why: a.why}
+			return false, a.timeOut()
 		case <-a.ctx.Done():
 			return false, context.Cause(a.ctx)
 		}
 	}
+}
+
+func (a *acquisition) lineFull() error {
+	return &LineFullError{Line: a.locker.lines.others(a.handle) + 1}
+}
+
+func (a *acquisition) timeOut() error {
+	return &TimeoutError{Why: a.why, Line: a.locker.lines.others(a.handle)}
 }
 
 // giveUp takes an acquisition that failed back. It leaves no trace: its place, and a lock that

@@ -19,7 +19,8 @@ var (
 	// until the caller's [Wait] ran out. The error is a [*TimeoutError].
 	ErrTimeout = errors.New("lock was not free within the wait")
 
-	// ErrLineFull: as many callers as [Queue] allows already wait for the lock.
+	// ErrLineFull: as many callers as [Queue] allows already wait for the lock. The error is a
+	// [*LineFullError].
 	ErrLineFull = errors.New("line of those waiting for the lock is full")
 
 	// ErrLost: the lock stopped being surely ours before it was released: its lease
@@ -69,7 +70,7 @@ type HeldError struct {
 	Place    int64
 	NewPlace bool
 
-	// Line is how many wait.
+	// Line is how many wait, as far as is known.
 	Line int
 }
 
@@ -82,12 +83,26 @@ func (e *HeldError) Unwrap() error { return ErrHeld }
 type TimeoutError struct {
 	// Why the Store refused the lock at last; empty if it was not asked.
 	Why Reason
+
+	// Line is how many others wait, as far as is known.
+	Line int
 }
 
 func (e *TimeoutError) Error() string { return explain(ErrTimeout, e.Why) }
 
 // Unwrap makes errors.Is(err, ErrTimeout) true.
 func (e *TimeoutError) Unwrap() error { return ErrTimeout }
+
+// LineFullError is an [ErrLineFull].
+type LineFullError struct {
+	// Line is how many wait, as far as is known.
+	Line int
+}
+
+func (e *LineFullError) Error() string { return ErrLineFull.Error() }
+
+// Unwrap makes errors.Is(err, ErrLineFull) true.
+func (e *LineFullError) Unwrap() error { return ErrLineFull }
 
 // explain says what a person can do where waiting does not help.
 func explain(err error, why Reason) string {

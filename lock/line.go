@@ -34,6 +34,7 @@ type line struct {
 	patient int       // how many of them were refused and wait for their turn
 	asked   time.Time // when the Store last heard of somebody in line
 	until   time.Time // when the lock that is in the way ends, as the Store said; zero: not known
+	length  int       // of the line in all processes, as the Store said
 }
 
 // A waiter is a caller that stands in line if it is refused.
@@ -89,9 +90,9 @@ func (q *lines) enter(h *Handle, r request) (w *waiter, p prospect, err error) {
 	full := ln.patient >= r.queue
 	switch {
 	case ln.holder != nil && r.wait <= 0:
-		return nil, mustNot, &HeldError{Why: Held, Line: ln.patient}
+		return nil, mustNot, &HeldError{Why: Held, Line: max(ln.patient, ln.length)}
 	case ln.holder != nil && full:
-		return nil, mustNot, ErrLineFull
+		return nil, mustNot, &LineFullError{Line: max(ln.patient, ln.length)}
 	case ln.holder != nil:
 		p = mayLineUp
 	case len(ln.waiting) > 0 && (!patience || full):
@@ -186,6 +187,7 @@ func (q *lines) refused(w *waiter, held *HeldError) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	ln := w.line
+	ln.length = held.Line
 	ln.until = time.Time{}
 	if held.For > 0 {
 		ln.until = time.Now().Add(held.For)
@@ -225,6 +227,14 @@ func (q *lines) stay(w *waiter, limit int) bool {
 	w.patient = true
 	w.line.patient++
 	return true
+}
+
+// others returns how many others wait, as far as is known.
+func (q *lines) others(h *Handle) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ln := q.byKey[h.key]
+	return max(ln.patient, ln.length, 1) - 1
 }
 
 // take makes h the holder here, to whom the Store gave the lock. displaced is the one who was

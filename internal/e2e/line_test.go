@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -222,6 +223,87 @@ func TestClientLeavesTheLineOfTwoCaddys(t *testing.T) {
 	wantStatus(t, <-first, 200)
 	wantStatus(t, <-third, 200)
 	if order := strings.Join(up.order(), " "); order != "first third" {
+		t.Errorf("served in the order %s", order)
+	}
+	noTrace(t, server)
+}
+
+// With `stay` a sender that hangs up while it waits is served in its turn, body and all, over
+// HTTP/1.1 and HTTP/2, and the others wait until that is done.
+func TestStay(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var bodies sync.Map
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Errorf("body of %s: %v", r.Header.Get("X-Id"), err)
+		}
+		bodies.Store(r.Header.Get("X-Id"), string(body))
+	})
+	c := startTLS(t, onRedis(server, "wait 1m", "on_disconnect stay"), "redis_lock deploy\n"+up.proxy())
+	one, two := newClient(t), newClient(t)
+	two.Transport.(*http.Transport).ForceAttemptHTTP2 = true
+	await(t, "the certificate", func() bool {
+		a := do(t.Context(), two, http.MethodGet, c.url, "")
+		return a.err == nil && a.ProtoMajor == 2
+	})
+	up.holdAll()
+	send := func(ctx context.Context, client *http.Client, id string) <-chan answer {
+		answers := make(chan answer, 1)
+		go func() { answers <- do(ctx, client, http.MethodPost, c.url, "body of "+id, "X-Id", id) }()
+		return answers
+	}
+	first := send(t.Context(), one, "first")
+	await(t, "the first to run", func() bool { return up.runs() == 1 })
+	for i, client := range []*http.Client{one, two} {
+		ctx, hangUp := context.WithCancel(t.Context())
+		left := send(ctx, client, fmt.Sprint("left", i))
+		await(t, "another to stand in line", func() bool { return inLine(t, server, "deploy") == i+1 })
+		hangUp()
+		<-left
+	}
+	last := send(t.Context(), one, "last")
+	await(t, "the last to stand in line", func() bool { return inLine(t, server, "deploy") == 3 })
+	up.letGo()
+	wantStatus(t, <-first, 200)
+	wantStatus(t, <-last, 200)
+	if order := strings.TrimSpace(strings.Join(up.order(), " ")); order != "first left0 left1 last" {
+		t.Errorf("served in the order %s", order)
+	}
+	for _, id := range []string{"left0", "left1"} {
+		if body, _ := bodies.Load(id); body != "body of "+id {
+			t.Errorf("body %q of %s", body, id)
+		}
+	}
+	if most := up.overlap(); most != 1 {
+		t.Errorf("%d at the same time", most)
+	}
+	noTrace(t, server)
+	c.awaitQuiet(t)
+}
+
+// A shutdown lets those in line come to their end, also those whose sender has hung up.
+func TestShutdownServesTheLine(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startCaddy(t, "grace_period 1m\n"+onRedis(server, "wait 1m", "on_disconnect stay"), "redis_lock deploy\n"+up.proxy())
+	first := up.occupy(t, c.url, "X-Id", "first")
+	ctx, hangUp := context.WithCancel(t.Context())
+	left := make(chan answer, 1)
+	go func() { left <- do(ctx, newClient(t), http.MethodPost, c.url, "{}", "X-Id", "left") }()
+	await(t, "the second to stand in line", func() bool { return inLine(t, server, "deploy") == 1 })
+	last := inFlight(t, c.url, "X-Id", "last")
+	await(t, "the third to stand in line", func() bool { return inLine(t, server, "deploy") == 2 })
+	hangUp()
+	<-left
+	c.terminate()
+	up.letGo()
+	wantStatus(t, <-first, 200)
+	wantStatus(t, <-last, 200)
+	<-c.ended
+	if order := strings.Join(up.order(), " "); order != "first left last" {
 		t.Errorf("served in the order %s", order)
 	}
 	noTrace(t, server)
