@@ -1,0 +1,132 @@
+package lock
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
+)
+
+func newModel(t testing.TB, c modelCase, edit func(string) string, mutant clientMutant) *model {
+	client := redistest.Start(t).Client
+	return &model{
+		modelCase: c, t: t, client: client, mutant: mutant,
+		store: newGetSet(client, loadGetSetScripts(func(source string) string { return fakeTime(edit(source)) })),
+		known: make(map[redisStep]redisStep), drained: make(map[world]int8),
+	}
+}
+
+var modelCases = []modelCase{
+	{name: "slow2", callers: []modelCaller{{0, 1, true}, {1, 1, true}}, ticks: 6, atLeast: 70000, slow: 2},
+	{name: "nowait", callers: []modelCaller{{0, 1, false}, {1, 1, false}, {1, 2, true}}, ticks: 5, atLeast: 25000, slow: 1},
+	{name: "fault2", callers: []modelCaller{{0, 1, true}, {1, 2, true}}, ticks: 4, atLeast: 50000, slow: 2, faults: 2},
+	{name: "back", callers: []modelCaller{{0, 1, true}, {1, 2, true}}, ticks: 6, atLeast: 50000, slow: 1, meddles: 1, meddle: []int8{stepBack}},
+	{name: "orderslow", callers: []modelCaller{{0, 1, true}, {0, 1, true}, {1, 1, true}}, ticks: 4, atLeast: 90000, slow: 2, prompt: true, leaves: 1},
+	{name: "again", callers: []modelCaller{{0, 1, true}, {0, 1, true}, {1, 1, true}}, ticks: 6, slow: 1, faults: 1, early: true, far: true},
+	{name: "pause", callers: []modelCaller{{0, 1, true}, {1, 1, true}, {0, 1, true}}, ticks: 7, atLeast: 2500, early: true},
+	{name: "crash", callers: []modelCaller{{0, 3, true}, {1, 1, true}, {0, 1, true}}, ticks: 4, atLeast: 10000, crashes: 1},
+	{name: "crash2", callers: []modelCaller{{0, 1, true}, {1, 1, true}, {1, 1, true}, {0, 1, true}}, ticks: 2, atLeast: 20000, crashes: 1, leaves: 0},
+	{name: "order", callers: []modelCaller{{0, 1, true}, {0, 1, true}, {1, 1, true}, {1, 2, true}}, ticks: 2, atLeast: 6000, prompt: true},
+	{name: "slow", callers: []modelCaller{{0, 1, true}, {0, 2, true}, {1, 1, true}}, ticks: 3, atLeast: 40000, slow: 1},
+	{name: "leave", callers: []modelCaller{{0, 1, true}, {0, 1, true}, {1, 1, true}}, ticks: 2, atLeast: 25000, slow: 1, leaves: 1},
+	{name: "meddle", callers: []modelCaller{{0, 1, true}, {1, 2, true}}, ticks: 4, atLeast: 100000, slow: 1, meddles: 2,
+		meddle: []int8{loseMain, loseLine, loseAlive, writeMain, writeSame}},
+	{name: "fault", callers: []modelCaller{{0, 1, true}, {0, 2, true}, {1, 1, true}}, ticks: 2, atLeast: 30000, slow: 1, faults: 1},
+}
+
+// furtherTicks is for exploring further than each run of the tests can.
+func furtherTicks() int8 {
+	more, _ := strconv.Atoi(os.Getenv("LOCK_MODEL_TICKS"))
+	return int8(more)
+}
+
+func TestModel(t *testing.T) {
+	for _, c := range modelCases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if c.far && furtherTicks() == 0 {
+				t.Skip("LOCK_MODEL_TICKS is not set")
+			}
+			c.ticks += furtherTicks()
+			m := newModel(t, c, func(source string) string { return source }, noClientMutant)
+			states, steps, broken := m.explore()
+			t.Logf("%d states, %d transitions, %d asked of Redis, %d drained", states, steps, len(m.known), len(m.drained))
+			if broken != "" {
+				t.Fatal(broken)
+			}
+			if states < c.atLeast {
+				t.Errorf("only %d states, want %d at least", states, c.atLeast)
+			}
+		})
+	}
+}
+
+// A model that finds nothing proves something only if it finds what is there.
+func TestModelFindsMutants(t *testing.T) {
+	for _, mutant := range []struct {
+		name     string
+		in       string // the case that finds it
+		old, new string // in a script
+		client   clientMutant
+	}{
+		{"own retry of a broken lock", "meddle", "if t == token and not broken() then", "if t == token then", 0},
+		{"free too early", "meddle", "if tonumber(seconds) >= now then", "if tonumber(seconds) > now + 1 then", 0},
+		{"owner dead too early", "meddle", "tonumber(e or 0) >= now", "tonumber(e or 0) > now + 1", 0},
+		{"owner-live ignored", "meddle", "    return tonumber(e), 'owner-live'", "", 0},
+		{"hand-over keeps the end", "crash", "+ (near and its_lease or confirm) + 1", "+ (near and its_lease or confirm) + 1; expiry = math.max(expiry, tonumber(e or 0))", 0},
+		{"hand-over keeps the fence", "slow2", "local fence = math.max(f + 1, now_us)\n  redis.call('ZREM'", "local fence = f\n  redis.call('ZREM'", 0},
+		{"fence by the clock", "back", "math.max(f + 1, now_us)", "now_us", 0},
+		{"release unchecked", "meddle", "local why = broken()\nif why then\n  redis.call('HDEL'", "local why = nil\nif why then\n  redis.call('HDEL'", 0},
+		{"release by anybody", "leave", "if t ~= token then\n  if t and", "if false then\n  if t and", 0},
+		{"release keeps the record", "slow2", "redis.call('HDEL', holder, 't', 'e', 'c', 'p', 'l')", "redis.call('HDEL', holder, 'p', 'l')", 0},
+		{"release alone keeps the record", "nowait", "  redis.call('HDEL', holder, 't', 'e')\n  redis.call('DEL', main)\n  return 1", "  redis.call('DEL', main)\n  return 1", 0},
+		{"release alone unchecked", "meddle", "if t == token and not record[4] and redis.call('GET', main) == e and redis.call('PTTL', main) > grace * 1000 then", "if t == token and not record[4] then", 0},
+		{"free in spite of a line", "orderslow", "if not record[4] and ARGV[3]", "if ARGV[3]", 0},
+		{"free in spite of an owner", "meddle", "  if not t or tonumber(e or 0) < now then", "  if true then", 0},
+		{"leaving keeps the place", "leave", "if line_until ~= 0 then\n  -- It leaves", "if false then\n  -- It leaves", 0},
+		{"repeated release clears", "fault", "    return {1, tonumber(e), f, now_us, t}", "    redis.call('HDEL', holder, 't', 'e'); redis.call('DEL', main)", 0},
+		{"unconfirmed stays alive", "crash2", "    redis.call('HDEL', alive, unconfirmed)", "", 0},
+		{"line ignored", "orderslow", "if not first or first == mine then", "if true then", 0},
+		{"dead entries stay", "crash2", "    redis.call('ZREM', line, entry)\n  end", "    return entry\n  end", 0},
+		{"renewal unchecked", "meddle", "local why = broken()\nif why then\n  return {0, 0, now_us, why}\nend\n\nlocal expiry", "local expiry", 0},
+		{"renewal clears", "meddle", "if why then\n  return {0, 0, now_us, why}\nend\n\nlocal expiry", "if why then\n  redis.call('HDEL', holder, 't', 'e')\n  return {0, 0, now_us, why}\nend\n\nlocal expiry", 0},
+		{"rewritten unseen", "meddle", "  if redis.call('PTTL', main) <= 0 then return 'main-rewritten' end\n", "", 0},
+		{"no TTL", "slow2", "      redis.call('PEXPIREAT', main, format('%d', (expiry + grace) * 1000))\n", "", 0},
+		{"counts from the answer", "slow2", "", "", countsFromAnswer},
+		{"starts on the message", "pause", "", "", startsOnMessage},
+		{"renewal revives", "slow2", "", "", renewalRevives},
+		{"ignores the TTL", "again", "", "", ignoresTTL},
+	} {
+		t.Run(mutant.name, func(t *testing.T) {
+			t.Parallel()
+			for _, c := range modelCases {
+				if mutant.in != "" && mutant.in != c.name {
+					continue
+				}
+				if c.far && furtherTicks() == 0 {
+					t.Skip("LOCK_MODEL_TICKS is not set")
+				}
+				edited := mutant.old == ""
+				m := newModel(t, c, func(source string) string {
+					edited = edited || strings.Contains(source, mutant.old)
+					if mutant.old == "" {
+						return source
+					}
+					return strings.ReplaceAll(source, mutant.old, mutant.new)
+				}, mutant.client)
+				if !edited {
+					t.Fatalf("%s: no script has what is to be changed", mutant.name)
+				}
+				states, _, broken := m.explore()
+				broken, _, _ = strings.Cut(broken, "from {")
+				if broken != "" {
+					t.Logf("%s: found in %s after %d states: %s", mutant.name, c.name, states, broken)
+					return
+				}
+			}
+			t.Errorf("%s: not found", mutant.name)
+		})
+	}
+}
