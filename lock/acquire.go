@@ -150,16 +150,19 @@ func (a *acquisition) take(grant Grant, t0 time.Time) error {
 	if displaced != nil {
 		displaced.lose(&LostError{Why: NotOwner})
 	}
+	if taken && a.handle.hold(a.ctx, grant, t0) {
+		return nil
+	}
+	a.handle.doubtful = true
 	switch {
 	case !taken:
 		// Somebody here has it without the Store, which has come back meanwhile.
-		a.handle.doubtful = true
 		return &HeldError{Why: Held}
-	case !a.handle.hold(a.ctx, grant, t0):
-		a.handle.doubtful = true
-		return &UnavailableError{Doubtful: true, Err: errors.New("the answer came after the lease had passed")}
+	case a.patience != nil:
+		a.locker.lines.back(a.waiter)
+		return &HeldError{Why: Held}
 	}
-	return nil
+	return &UnavailableError{Doubtful: true, Err: errors.New("the answer came after the lease had passed")}
 }
 
 // doWithout says what an absent Store means: nothing if the lock can be taken without it,
@@ -207,7 +210,7 @@ func (a *acquisition) await() (again bool, err error) {
 			case g.local:
 				h.holdLocally(a.ctx)
 			case !h.hold(a.ctx, g.grant, g.t0):
-				lines.back(w) // too late
+				lines.back(w)
 				return true, nil
 			}
 			return false, nil
@@ -251,7 +254,6 @@ func (a *acquisition) giveUp(reason error) error {
 	}
 	defer l.lines.leave(h.key)
 	l.lines.forget(a.waiter)
-	h.claim.Wait = a.waiter != nil
 	away := l.outage.current() != nil
 	switch {
 	case h.doubtful || a.placed && away:

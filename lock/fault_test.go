@@ -33,6 +33,35 @@ func TestAnswerAfterLease(t *testing.T) {
 	})
 }
 
+// The same for one that waits: it asks again, and is served.
+func TestAnswerToWaiterAfterLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLocker(t)
+		other := lock.New(store.Store, lock.Options{})
+		h := acquire(t, other, "name")
+		late := false
+		store.onAcquire(func(next func() (lock.Grant, error)) (lock.Grant, error) {
+			g, err := next()
+			if err == nil && !late {
+				late = true
+				time.Sleep(1500 * time.Millisecond)
+			}
+			return g, err
+		})
+		var waiting sync.WaitGroup
+		begin := time.Now()
+		for range 3 {
+			waiting.Go(func() { release(t, acquire(t, l, "name", lock.Lease(time.Second), lock.Wait(time.Minute))) })
+		}
+		synctest.Wait()
+		release(t, h)
+		waiting.Wait()
+		if waited := time.Since(begin); !late || waited > 5*time.Second {
+			t.Errorf("all were served after %v", waited)
+		}
+	})
+}
+
 // Zero places to wait in are none, wherever the holder is; and who polls takes a place.
 func TestQueueCountsTheOneWhoPolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -106,11 +106,7 @@ func (s *getset) Renew(ctx context.Context, key string, claim Claim) (Grant, err
 }
 
 func (s *getset) Release(ctx context.Context, key string, claim Claim) (Successor, error) {
-	var waits []int64
-	if claim.Wait {
-		waits = []int64{1}
-	}
-	rep, resent, err := s.run(ctx, s.scripts.release, key, claim, waits...)
+	rep, resent, err := s.run(ctx, s.scripts.release, key, claim)
 	switch {
 	case err != nil:
 		return Successor{}, err

@@ -278,7 +278,7 @@ func (q *lines) heldHere(h *Handle) bool {
 	return ln.holder != nil && ln.holder != h || ln.lost > 0
 }
 
-// back has a waiter wait on that could not use its gift.
+// back has a waiter ask again that was given the lock too late to use it.
 func (q *lines) back(w *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -288,6 +288,7 @@ func (q *lines) back(w *waiter) {
 	w.patient = true
 	w.line.patient++
 	q.lineUp(w)
+	w.nudge(true)
 }
 
 // pass notes that token is done with the lock, or with waiting for it, and gives the lock to

@@ -34,7 +34,7 @@ type Store interface {
 
 	// Release frees key, or hands it over to the first in line, if it is still, unexpired, the
 	// lock that the claim holds. Otherwise it returns a *LostError, and whoever holds key by now
-	// keeps it. A claim that waits (see Claim) leaves the line in either case.
+	// keeps it. A claim in line leaves it in either case.
 	Release(ctx context.Context, key string, claim Claim) (Successor, error)
 
 	// Inspect returns nil if Acquire would succeed for a new claim, and its error otherwise.

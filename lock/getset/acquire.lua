@@ -54,11 +54,11 @@ if not why and mode ~= '2' then
   end
   local first = first_in_line()
   if not first or first == mine then
-    if line_until ~= 0 then
+    if line_until ~= 0 or place ~= 0 then
       redis.call('ZREM', line, mine)
       redis.call('HDEL', holder, 'c', 'p')
-      if not first then
-        redis.call('HDEL', holder, 'l')
+      if not first and line_until >= now_us then
+        redis.call('HDEL', holder, 'l') -- the line is empty, and not only late
       end
     end
     local expiry = now + lease + 1

@@ -1,15 +1,14 @@
 -- RELEASE: validates the expiry, then DEL; or hands the lock over to the first
 -- in line.
 --
--- ARGV[3]  waits  1 if the caller may stand in line: it leaves
---
 -- 1; or {1, E, fence, now_us, token of the successor}; or {0, 0, now_us, why}
 --
 -- The record's token and end go in any case, so that whoever comes next need
 -- not wait for a holder that has stopped; the fence stays, so that it only
 -- ever grows. A key that somebody else wrote meanwhile is not touched.
 
-if ARGV[3] == '1' then
+if line_until ~= 0 then
+  -- It leaves the line. Also a holder may be in it: by a question that was late.
   redis.call('ZREM', line, token .. ' ' .. ARGV[2])
 end
 if t ~= token then
