@@ -23,7 +23,7 @@ var modelCases = []modelCase{
 	{name: "nowait", callers: []modelCaller{{0, 1, false}, {1, 1, false}, {1, 2, true}}, ticks: 5, atLeast: 25000, slow: 1},
 	{name: "fault2", callers: []modelCaller{{0, 1, true}, {1, 2, true}}, ticks: 4, atLeast: 50000, slow: 2, faults: 2},
 	{name: "back", callers: []modelCaller{{0, 1, true}, {1, 2, true}}, ticks: 6, atLeast: 50000, slow: 1, meddles: 1, meddle: []int8{stepBack}},
-	{name: "orderslow", callers: []modelCaller{{0, 1, true}, {0, 1, true}, {1, 1, true}}, ticks: 4, atLeast: 90000, slow: 2, prompt: true, leaves: 1},
+	{name: "orderslow", callers: []modelCaller{{0, 1, true}, {0, 1, true}, {1, 1, true}}, ticks: 3, atLeast: 50000, slow: 2, prompt: true, leaves: 1},
 	{name: "again", callers: []modelCaller{{0, 1, true}, {0, 1, true}, {1, 1, true}}, ticks: 6, slow: 1, faults: 1, early: true, far: true},
 	{name: "pause", callers: []modelCaller{{0, 1, true}, {1, 1, true}, {0, 1, true}}, ticks: 7, atLeast: 2500, early: true},
 	{name: "crash", callers: []modelCaller{{0, 3, true}, {1, 1, true}, {0, 1, true}}, ticks: 4, atLeast: 10000, crashes: 1},
@@ -31,7 +31,7 @@ var modelCases = []modelCase{
 	{name: "order", callers: []modelCaller{{0, 1, true}, {0, 1, true}, {1, 1, true}, {1, 2, true}}, ticks: 2, atLeast: 6000, prompt: true},
 	{name: "slow", callers: []modelCaller{{0, 1, true}, {0, 2, true}, {1, 1, true}}, ticks: 3, atLeast: 40000, slow: 1},
 	{name: "leave", callers: []modelCaller{{0, 1, true}, {0, 1, true}, {1, 1, true}}, ticks: 2, atLeast: 25000, slow: 1, leaves: 1},
-	{name: "meddle", callers: []modelCaller{{0, 1, true}, {1, 2, true}}, ticks: 4, atLeast: 100000, slow: 1, meddles: 2,
+	{name: "meddle", callers: []modelCaller{{0, 1, true}, {1, 2, true}}, ticks: 3, atLeast: 55000, slow: 1, meddles: 2,
 		meddle: []int8{loseMain, loseLine, loseAlive, writeMain, writeSame}},
 	{name: "fault", callers: []modelCaller{{0, 1, true}, {0, 2, true}, {1, 1, true}}, ticks: 2, atLeast: 30000, slow: 1, faults: 1},
 }
