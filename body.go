@@ -10,6 +10,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
+// firstBuffer is as much memory as a body gets before it has come.
+const firstBuffer = 16 << 10
+
 // bufferBody reads the request's body, up to h.Buffer bytes, so that a slow sender holds
 // nothing while it types. What is longer streams on, with the lock held.
 //
@@ -25,7 +28,9 @@ func (h *Handler) bufferBody(r *http.Request) error {
 	case *bufferedBody, *streamedBody:
 		return nil // a redis_lock around this one did what there is to do
 	}
-	var buffer bytes.Buffer // grows with what arrives, whatever Content-Length claims
+	// Content-Length is a claim: beyond firstBuffer the buffer grows with what arrives.
+	var buffer bytes.Buffer
+	buffer.Grow(int(max(0, min(r.ContentLength, limit, firstBuffer))) + bytes.MinRead)
 	_, err := buffer.ReadFrom(io.LimitReader(r.Body, limit+1))
 	switch {
 	case err != nil:
