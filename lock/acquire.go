@@ -61,9 +61,9 @@ func (a *acquisition) turnAway() error {
 	op := a.locker.operation(context.WithoutCancel(a.ctx))
 	done, err := a.locker.outage.admit(op)
 	if err == nil {
+		defer done()
 		err = a.locker.store.Inspect(op, a.handle.key)
 		a.locker.outage.report(err)
-		done()
 	}
 	if errors.Is(err, ErrUnavailable) {
 		err = a.doWithout(err)
@@ -169,13 +169,20 @@ func (a *acquisition) take(grant Grant, t0 time.Time) error {
 // contention if somebody here has it, and otherwise err.
 func (a *acquisition) doWithout(err error) error {
 	if a.request.orLocal && a.locker.lines.takeLocally(a.handle, a.waiter) {
-		a.handle.holdLocally(a.ctx)
+		a.holdLocally()
 		return nil
 	}
 	if a.locker.lines.heldHere(a.handle) {
 		return &HeldError{Why: Held}
 	}
 	return err
+}
+
+// holdLocally begins the life of a lock that the Store does not know of, though it may have the
+// token: by an attempt without an answer, or in its line.
+func (a *acquisition) holdLocally() {
+	a.handle.doubtful = a.handle.doubtful || a.placed
+	a.handle.holdLocally(a.ctx)
 }
 
 // stay decides whether a caller that was refused for the first time waits.
@@ -208,10 +215,10 @@ func (a *acquisition) await() (again bool, err error) {
 		case g := <-w.given:
 			switch {
 			case g.local:
-				h.holdLocally(a.ctx)
+				a.holdLocally()
 			case !h.hold(a.ctx, g.grant, g.t0):
 				lines.back(w)
-				return true, nil
+				continue
 			}
 			return false, nil
 		case <-w.wake:
@@ -262,7 +269,8 @@ func (a *acquisition) giveUp(reason error) error {
 	case !a.placed:
 		l.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, away)
 	default:
-		err := h.releaseOrLeave(context.Background())
+		// Not for longer than the caller was to wait, and an operation may take.
+		err := h.releaseOrLeave(until{context.Background(), a.arrived.Add(a.request.wait + l.opTimeout)})
 		if errors.Is(reason, ErrTimeout) && !answered(err) && !l.lines.heldHere(h) {
 			return err
 		}

@@ -25,13 +25,15 @@ type batcher struct {
 // server would work in turns only; with more, fewer calls would travel together.
 const maxFlying = 2
 
-// run returns what the script answers. It returns when ctx ends, too; sent is false if the call
-// had not been sent by then, and never will be. The deadline of ctx bounds it without a timer if
-// those who came before have no later one: a round trip ends with its last deadline.
+// run returns what the script answers. It returns at the deadline of ctx, and when ctx ends, too;
+// sent is false if the call had not been sent by then, and never will be.
 func (b *batcher) run(ctx context.Context, call *scriptCall) (raw any, sent bool, err error) {
 	b.mu.Lock()
-	if b.flying < maxFlying {
+	free := b.flying < maxFlying
+	if free {
 		b.flying++
+	}
+	if free && ctx.Done() == nil { // its caller waits for the answer, as connections know deadlines only
 		b.mu.Unlock()
 		defer b.landed()
 		raw, err := call.alone(ctx, b.client)
@@ -43,11 +45,18 @@ func (b *batcher) run(ctx context.Context, call *scriptCall) (raw any, sent bool
 		call.deadline = deadline
 	}
 	b.waiting = append(b.waiting, call)
+	if free {
+		b.tasks.Go(b.fly)
+	}
 	b.mu.Unlock()
 
+	patience := time.NewTimer(time.Until(call.deadline))
+	defer patience.Stop()
 	select {
 	case <-call.done:
 		return call.raw, true, call.err
+	case <-patience.C:
+		return nil, !b.withdraw(call), context.DeadlineExceeded
 	case <-ctx.Done():
 		return nil, !b.withdraw(call), ctx.Err()
 	}
@@ -73,17 +82,20 @@ func (b *batcher) landed() {
 		b.flying--
 		return
 	}
-	b.tasks.Go(func() {
-		defer b.landed()
-		runtime.Gosched() // those who have just got their answers may have another question
-		b.mu.Lock()
-		calls := b.waiting
-		b.waiting = nil
-		b.mu.Unlock()
-		if len(calls) > 0 {
-			b.send(calls)
-		}
-	})
+	b.tasks.Go(b.fly)
+}
+
+// fly is a round trip.
+func (b *batcher) fly() {
+	defer b.landed()
+	runtime.Gosched() // those who have just got their answers may have another question
+	b.mu.Lock()
+	calls := b.waiting
+	b.waiting = nil
+	b.mu.Unlock()
+	if len(calls) > 0 {
+		b.send(calls)
+	}
 }
 
 // send waits for the answers as long as the most patient caller does; the others leave by

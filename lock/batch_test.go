@@ -116,3 +116,41 @@ func TestRenewalIsGivenUp(t *testing.T) {
 	wg.Wait() // at once, and not when the server goes on
 	server.Resume()
 }
+
+// until is a context that only says when it ends, as those of a Locker.
+type until struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c until) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// A call does not wait for the more patient ones that travel with it: the server goes on when the
+// impatient one has left, and the others have their answers.
+func TestImpatientCallTravelsWithPatientOnes(t *testing.T) {
+	t.Parallel()
+	server, store, keys, token := renewing(t, 20)
+	server.Pause()
+	renew := func(i int, patience time.Duration) error {
+		ctx := until{context.Background(), time.Now().Add(patience)}
+		_, err := store.Renew(ctx, keys[i], lock.Claim{Token: token, Lease: time.Minute})
+		return err
+	}
+	var others sync.WaitGroup
+	for i := range 2 { // both round trips
+		others.Go(func() { _ = renew(i, 300*time.Millisecond) })
+	}
+	time.Sleep(50 * time.Millisecond) // or one of the patient ones is under way alone
+	for i := 2; i < 10; i++ {
+		others.Go(func() {
+			if err := renew(i, time.Hour); err != nil {
+				t.Errorf("a patient one: %v", err)
+			}
+		})
+	}
+	if err := renew(10, 400*time.Millisecond); !errors.Is(err, lock.ErrUnavailable) {
+		t.Error(err)
+	}
+	server.Resume()
+	others.Wait()
+}

@@ -22,7 +22,7 @@ type Handle struct {
 	claim  Claim
 
 	granted  bool // the Store said yes
-	doubtful bool // an attempt went unanswered, so the Store may have the token all the same
+	doubtful bool // the Store may have the token all the same, or get it yet: an attempt went unanswered
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -44,15 +44,16 @@ type Handle struct {
 // that is over by now.
 func (h *Handle) hold(ctx context.Context, grant Grant, t0 time.Time) bool {
 	deadline := h.sureUntil(grant, t0)
-	if !time.Now().Before(deadline) {
+	h.mu.Lock() // the timer may fire at once
+	defer h.mu.Unlock()
+	if h.over || !time.Now().Before(deadline) {
+		h.over = false // it may be granted again
 		return false
 	}
 	h.granted = true
 	h.fence = grant.Fence
 	h.deadline = deadline
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	h.mu.Lock() // the timer may fire at once
-	defer h.mu.Unlock()
 	h.owner.start(h, grant, t0)
 	return true
 }
@@ -114,6 +115,9 @@ func (h *Handle) lose(err *LostError) {
 // for longer here than on other machines. The Store says when the next one may have the lock;
 // where there is no Store to ask, see OrLocal, the next one waits for the holder.
 func (h *Handle) loseLocked(err *LostError) {
+	if h.cancel == nil {
+		h.over = true // its life has not begun, and must not begin by the grant that is lost
+	}
 	if !h.over {
 		h.over = true
 		h.lost = true
@@ -202,6 +206,9 @@ func (h *Handle) giveBack(ctx context.Context) error {
 		defer l.lines.stopped(h)
 	}
 	if !h.granted {
+		if h.doubtful {
+			h.leaveBehind()
+		}
 		l.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, l.outage.current() != nil)
 		return nil
 	}
@@ -212,9 +219,12 @@ func (h *Handle) giveBack(ctx context.Context) error {
 // answer.
 func (h *Handle) releaseOrLeave(ctx context.Context) error {
 	err := h.locker.releaseOnce(ctx, h.key, h.claim)
-	if !answered(err) {
+	switch {
+	case !answered(err):
 		h.leaveBehind()
 		h.locker.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, true)
+	case h.granted && h.doubtful:
+		h.leaveBehind() // an attempt without an answer may come yet
 	}
 	return err
 }

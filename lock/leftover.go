@@ -58,7 +58,7 @@ func (h *Handle) leaveBehind() {
 		defer l.leftovers.remove(h.key, h.claim)
 		// The key counts whole seconds and one more: a lock can last 2s beyond its lease.
 		runsOut := time.Now().Add(h.claim.Lease + 2*time.Second)
-		overtaken := h.granted
+		overtaken := h.granted && !h.doubtful
 		for pause := minRelease; time.Now().Before(runsOut); pause = min(2*pause, maxRelease) {
 			err := l.releaseOnce(context.Background(), h.key, h.claim)
 			if answered(err) {

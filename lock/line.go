@@ -32,7 +32,7 @@ type line struct {
 	lost    int       // holders of lost locks that have not stopped yet
 	waiting []*waiter // by place; those whom the Store has not given one yet come last
 	patient int       // how many of them were refused and wait for their turn
-	asked   time.Time // when the Store last heard of somebody in line
+	asked   time.Time // when somebody in line last asked the Store and was not given the lock
 	until   time.Time // when the lock that is in the way ends, as the Store said; zero: not known
 	length  int       // of the line in all processes, as the Store said
 }
@@ -49,6 +49,8 @@ type waiter struct {
 
 	place   int64 // in the Store's line; guarded by lines.mu, as the rest
 	patient bool
+
+	askedBefore time.Time // the line's asked before its last question
 }
 
 // A gift is a lock that a waiter got from somebody in this process.
@@ -131,9 +133,6 @@ func (q *lines) lineUp(w *waiter) {
 	i := sort.Search(len(waiting), func(i int) bool { return rank(waiting[i]) > rank(w) })
 	w.line.waiting = slices.Insert(waiting, i, w)
 	q.byToken[w.handle.claim.Token] = w
-	if i == 0 {
-		w.nudge(false)
-	}
 }
 
 // stepOut takes a waiter out of the line, if it is there.
@@ -172,11 +171,23 @@ func (w *waiter) nudge(ask bool) {
 	}
 }
 
-// prospect returns what a waiter may hope for now, and its place.
+// nudge has those ask who are the first, or have no place yet.
+func (ln *line) nudge() {
+	for i, w := range ln.waiting {
+		if i == 0 || w.place == 0 {
+			w.nudge(true)
+		}
+	}
+}
+
+// prospect returns what a waiter may hope for that is about to ask, and its place.
 func (q *lines) prospect(w *waiter) (prospect, int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if w.line.holder != nil {
+	ln := w.line
+	w.askedBefore = ln.asked
+	ln.asked, ln.until = time.Now(), time.Time{}
+	if ln.holder != nil {
 		return mayLineUp, w.place
 	}
 	return mayTake, w.place
@@ -195,7 +206,6 @@ func (q *lines) refused(w *waiter, held *HeldError) {
 	if held.Place == 0 {
 		return
 	}
-	ln.asked = time.Now()
 	again := w.patient
 	if q.byToken[w.handle.claim.Token] == w && w.place != held.Place {
 		q.stepOut(w)
@@ -253,6 +263,9 @@ func (q *lines) take(h *Handle, w *waiter) (displaced *Handle, taken bool) {
 	displaced = ln.holder
 	ln.holder, ln.local = h, false
 	q.stepOut(w)
+	if w != nil {
+		ln.asked = w.askedBefore
+	}
 	return displaced, true
 }
 
@@ -285,6 +298,10 @@ func (q *lines) back(w *waiter) {
 	if w.line.holder == w.handle {
 		w.line.holder = nil
 	}
+	select {
+	case <-w.given: // older than what it hears next
+	default:
+	}
 	w.patient = true
 	w.line.patient++
 	q.lineUp(w)
@@ -316,8 +333,8 @@ func (q *lines) pass(key string, token Token, next Successor, t0 time.Time, rele
 		i := slices.IndexFunc(ln.waiting, func(w *waiter) bool { return w.orLocal })
 		if away && ln.lost == 0 && i >= 0 {
 			q.give(ln.waiting[i], gift{local: true})
-		} else if len(ln.waiting) > 0 {
-			ln.waiting[0].nudge(true)
+		} else {
+			ln.nudge()
 		}
 	}
 }
@@ -336,9 +353,7 @@ func (q *lines) lose(h *Handle) {
 	ln.lost++
 	if ln.holder == h {
 		ln.holder = nil
-		if len(ln.waiting) > 0 {
-			ln.waiting[0].nudge(true)
-		}
+		ln.nudge()
 	}
 }
 
@@ -383,11 +398,7 @@ func (q *lines) nudgeAll() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, ln := range q.byKey {
-		for i, w := range ln.waiting {
-			if i == 0 || w.place == 0 {
-				w.nudge(w.patient)
-			}
-		}
+		ln.nudge()
 	}
 }
 
