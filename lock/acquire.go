@@ -58,7 +58,7 @@ func (a *acquisition) run() (h *Handle, err error) {
 
 // turnAway is for callers that cannot wait where others do.
 func (a *acquisition) turnAway() error {
-	op := a.locker.operation(context.WithoutCancel(a.ctx))
+	op := a.locker.operation(a.ctx)
 	done, err := a.locker.outage.admit(op)
 	if err == nil {
 		defer done()
@@ -107,7 +107,7 @@ func (a *acquisition) ask() error {
 // would leave a lock behind.
 func (a *acquisition) attempt() error {
 	l, h, w := a.locker, a.handle, a.waiter
-	op := l.operation(context.WithoutCancel(a.ctx))
+	op := l.operation(a.ctx)
 	if a.patience == nil {
 		done, err := l.outage.admit(op)
 		if err != nil {

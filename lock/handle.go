@@ -159,8 +159,8 @@ func (h *Handle) StopRenewing() {
 //   - nil;
 //   - a [*LostError] if the lock had been lost before, so that somebody else may have run at
 //     the same time;
-//   - an [*UnavailableError] if the Store does not answer until ctx ends or the Locker's
-//     OpTimeout has passed. Release goes on in the background then, until there is an answer or
+//   - an [*UnavailableError] if the Store does not answer until the deadline of ctx or the
+//     Locker's OpTimeout has passed. Release goes on in the background then, until there is an answer or
 //     the lease has passed.
 //
 // Give it a context that does not end with the work the lock was for. Further calls return

@@ -88,8 +88,12 @@ func (l *Locker) clearLeftovers(ctx context.Context, key string) error {
 
 // releaseOnce tells the lines, too, if there is an answer.
 func (l *Locker) releaseOnce(ctx context.Context, key string, claim Claim) error {
+	op := l.operation(ctx)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(op.deadline) {
+		op.deadline = deadline
+	}
 	t0 := time.Now()
-	next, err := l.store.Release(l.operation(ctx), key, claim)
+	next, err := l.store.Release(op, key, claim)
 	l.outage.report(err)
 	if answered(err) {
 		l.lines.pass(key, claim.Token, next, t0, err == nil, false)

@@ -208,13 +208,10 @@ type until struct {
 
 func (c until) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// operation bounds one operation on the Store.
-func (l *Locker) operation(ctx context.Context) context.Context {
-	end := time.Now().Add(l.opTimeout)
-	if earlier, ok := ctx.Deadline(); ok && earlier.Before(end) {
-		end = earlier
-	}
-	return until{ctx, end}
+// operation bounds one operation on the Store. It is not cut short when ctx ends: an answer that
+// nobody waits for would leave a lock behind.
+func (l *Locker) operation(ctx context.Context) until {
+	return until{context.WithoutCancel(ctx), time.Now().Add(l.opTimeout)}
 }
 
 // Close closes the Store as soon as no lock is held and nobody waits for one. It returns
