@@ -217,3 +217,30 @@ func TestReadmeRedisUser(t *testing.T) {
 	server.Client.Set(t.Context(), "lock./hook", 1, 0)
 	post(t, c.url+"/hook", 200)
 }
+
+// The tables of the README are those of the last run of the benchmark.
+func TestReadmeShowsWhatWasMeasured(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := os.ReadFile("../../bench/results.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, cost, _ := strings.Cut(string(readme), "\n## What it costs\n")
+	cost, _, _ = strings.Cut(cost, "\n## ")
+	rows := regexp.MustCompile(`(?m)^\|.*\|$`).FindAllString(cost, -1)
+	if len(rows) < 15 {
+		t.Errorf("%d rows of tables", len(rows))
+	}
+	for _, row := range rows {
+		if !strings.Contains(string(results), row+"\n") {
+			t.Errorf("not in bench/results.md: %s", row)
+		}
+	}
+	machine, _, _ := strings.Cut(string(results), ".\n")
+	if !strings.Contains(cost, machine) {
+		t.Errorf("the README does not say that it was measured on %s", machine)
+	}
+}
