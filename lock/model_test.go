@@ -48,7 +48,6 @@ type (
 		leaves  int8 // callers that lose patience
 		meddles int8 // of somebody else with the keys
 		meddle  []int8
-		far     bool // takes minutes: only with more ticks, see furtherTicks
 		early   bool // all come within the first tick, and nobody renews
 		prompt  bool // time passes only when everybody has done what is due; then order is strict
 		atLeast int  // states
@@ -181,7 +180,6 @@ const (
 	countsFromAnswer
 	startsOnMessage
 	renewalRevives
-	ignoresTTL
 )
 
 // A violation is what must not happen.
@@ -373,10 +371,7 @@ func (m *model) receive(w *world, who int8) {
 	if m.mutant == countsFromAnswer {
 		t0 = w.now
 	}
-	lease := m.callers[who].lease * perSecond
-	if m.mutant != ignoresTTL {
-		lease = min(lease, a.ttl)
-	}
+	lease := min(m.callers[who].lease*perSecond, a.ttl)
 	switch {
 	case request.kind == acquireRequest && a.yes:
 		c.gift = false // it is the same lock
@@ -405,9 +400,6 @@ func (m *model) receive(w *world, who int8) {
 			if n.stage == waiting && !n.gift && !m.holderIn(w, who) {
 				n.gift, n.here, n.fence = true, true, a.fence
 				n.deadline = t0 + min(m.callers[next].lease*perSecond, a.ttl)
-				if m.mutant == ignoresTTL {
-					n.deadline = t0 + m.callers[next].lease*perSecond
-				}
 			}
 		}
 		if !a.yes && c.asker && c.doubtful {
