@@ -486,3 +486,31 @@ func TestBeatsWhileServed(t *testing.T) {
 		}
 	})
 }
+
+// Who cannot wait where others do takes nothing from them: it does not ask for the lock, be it
+// held here or elsewhere.
+func TestNobodyAsksPastTheLine(t *testing.T) {
+	for _, here := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			l, store := newLocker(t)
+			holder := l
+			if !here {
+				holder = lock.New(store.Store, lock.Options{})
+			}
+			h := acquire(t, holder, "name")
+			var waiting sync.WaitGroup
+			var served []int
+			waits(t, l, &waiting, &served, 0, lock.Queue(1))
+			count := countAcquires(store)
+			_, err := l.Acquire(t.Context(), "name")
+			wantError(t, err, lock.ErrHeld)
+			_, err = l.Acquire(t.Context(), "name", lock.Wait(time.Hour), lock.Queue(1))
+			wantError(t, err, lock.ErrLineFull)
+			if n := count(); n != 0 {
+				t.Errorf("held here %v: asked %d times for the lock", here, n)
+			}
+			release(t, h)
+			waiting.Wait()
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -96,30 +97,30 @@ func inOrder(n int) (order []int) {
 // the lock comes from another process, and one to give it back.
 func TestCallsInLine(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	lockers := newLockers(t, server, 3)
-	const callers = 90
-	var in []*lock.Locker
-	for i := range callers {
-		in = append(in, lockers[i%3])
+	for processes, most := range map[int]int{1: 2, 3: 3} {
+		t.Run(fmt.Sprint(processes), func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			lockers := newLockers(t, server, processes)
+			const callers = 90
+			var in []*lock.Locker
+			for i := range callers {
+				in = append(in, lockers[i%processes])
+			}
+			serve(t, server, in[:3], func() {}) // the first who wait subscribe
+			before, begin := server.Commands(t)["evalsha"], time.Now()
+			order := serve(t, server, in, func() {})
+			calls := server.Commands(t)["evalsha"] - before
+			if !slices.Equal(order, inOrder(callers)) {
+				t.Errorf("served in the order %v", order)
+			}
+			beats := processes * (int(time.Since(begin)/lock.Heartbeat) + 1)
+			if limit := most*callers + 2 + beats; calls > limit {
+				t.Errorf("%d calls for %d in line, want %d at most", calls, callers, limit)
+			}
+			noTrace(t, server)
+		})
 	}
-	serve(t, server, in[:3], func() {}) // the first who wait subscribe
-	before, begin := server.Commands(t), time.Now()
-	order := serve(t, server, in, func() {})
-	calls := -before["evalsha"]
-	for command, n := range server.Commands(t) {
-		if command == "evalsha" {
-			calls += n
-		}
-	}
-	if !slices.Equal(order, inOrder(callers)) {
-		t.Errorf("served in the order %v", order)
-	}
-	beats := 3 * (int(time.Since(begin)/lock.Heartbeat) + 1)
-	if most := 3*callers + 2 + beats; calls > most {
-		t.Errorf("%d calls for %d in line, want %d at most", calls, callers, most)
-	}
-	noTrace(t, server)
 }
 
 // Whatever happens to the messages, those in line are served, and in their order.
@@ -182,35 +183,53 @@ func TestLineOutlastsRestart(t *testing.T) {
 	noTrace(t, server)
 }
 
-// Without the right to subscribe those in line ask, and the Locker says so once.
+// Without the right to subscribe, or to publish, those in line ask, and the Locker says so once.
 func TestDeaf(t *testing.T) {
 	t.Parallel()
+	for _, missing := range []string{"subscribe", "publish"} {
+		t.Run(missing, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			user := []any{"acl", "setuser", "deaf", "on", ">pass", "allkeys", "allchannels", "+@all", "-" + missing}
+			if err := server.Client.Do(t.Context(), user...).Err(); err != nil {
+				t.Fatal(err)
+			}
+			reasons := make(chan error, 10)
+			client := redis.NewClient(&redis.Options{
+				Addr: server.Addr, Username: "deaf", Password: "pass", MaxRetries: -1, ContextTimeoutEnabled: true,
+			})
+			l := lock.New(lock.NewGetSet(client), lock.Options{OnDeaf: func(err error) { reasons <- err }})
+			order := serve(t, server, slices.Repeat([]*lock.Locker{l, newLockers(t, server, 1)[0]}, 4), func() {})
+			if !slices.Equal(order, inOrder(8)) {
+				t.Errorf("served in the order %v", order)
+			}
+			if err := <-reasons; err == nil || !strings.Contains(err.Error(), missing) {
+				t.Errorf("reason %v, want one that names %s", err, missing)
+			}
+			if err := l.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+			if n := len(reasons); n != 0 {
+				t.Errorf("said another %d times that the Store does not tell of hand-overs", n)
+			}
+			noTrace(t, server)
+		})
+	}
+}
+
+// A Redis that hangs when a process subscribes is away, and not a Redis that does not tell.
+func TestHungSubscription(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
-	if err := server.Client.Do(t.Context(), "acl", "setuser", "deaf", "on", ">pass", "allkeys", "+@all", "-subscribe").Err(); err != nil {
-		t.Fatal(err)
-	}
-	reasons := make(chan error, 10)
-	client := redis.NewClient(&redis.Options{
-		Addr: server.Addr, Username: "deaf", Password: "pass", MaxRetries: -1, ContextTimeoutEnabled: true,
+	store := openGetSet(t, server)
+	server.Pause()
+	found := make(chan error, 10)
+	store.Listen(lock.NewProcess(), lock.Listener{
+		Handed:    func(lock.Token) {},
+		Listening: func(on bool, err error) { found <- err },
 	})
-	l := lock.New(lock.NewGetSet(client), lock.Options{OnDeaf: func(err error) { reasons <- err }})
-	order := serve(t, server, slices.Repeat([]*lock.Locker{l, newLockers(t, server, 1)[0]}, 4), func() {})
-	if !slices.Equal(order, inOrder(8)) {
-		t.Errorf("served in the order %v", order)
+	if err := <-found; err != nil {
+		t.Errorf("reason %v, want none: other operations find it out", err)
 	}
-	if err := l.Close(context.Background()); err != nil {
-		t.Error(err)
-	}
-	close(reasons)
-	said := 0
-	for err := range reasons {
-		said++
-		if text := fmt.Sprint(err); len(text) < 10 {
-			t.Errorf("reason %q", text)
-		}
-	}
-	if said != 1 {
-		t.Errorf("said %d times that the Store does not tell of hand-overs, want once", said)
-	}
-	noTrace(t, server)
+	server.Resume()
 }

@@ -63,14 +63,14 @@ func (m *messages) receive(channel string, listener Listener) error {
 	subscription := m.client.Subscribe(m.ctx, channel)
 	defer subscription.Close()
 	defer context.AfterFunc(m.ctx, func() { subscription.Close() })() // receiving does not look at it
-	arrive, asked := false, false
+	subscribed, arrive, asked := false, false, false
 	for {
 		message, err := subscription.ReceiveTimeout(m.ctx, quiet)
 		timeout, ok := errors.AsType[net.Error](err)
 		switch quiet := ok && timeout.Timeout(); {
-		case quiet && !arrive:
+		case quiet && subscribed && !arrive:
 			return errNoMessages
-		case quiet && !asked:
+		case quiet && arrive && !asked:
 			asked = true
 			err = subscription.Ping(m.ctx)
 		}
@@ -79,6 +79,7 @@ func (m *messages) receive(channel string, listener Listener) error {
 		}
 		switch message := message.(type) {
 		case *redis.Subscription:
+			subscribed = true
 			if err := m.client.Publish(m.ctx, channel, "").Err(); err != nil {
 				return err
 			}

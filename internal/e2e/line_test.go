@@ -185,9 +185,8 @@ func TestForeignHolderInBetween(t *testing.T) {
 	server.Client.Set(t.Context(), "lock.deploy", server.Now(t).Unix()+3600, redis.KeepTTL)
 	up.letGo()
 	wantStatus(t, <-first, 200)
-	holds := func() int { begun, _, _ := up.count(); return begun }
-	if n := holds(); n != 1 {
-		t.Errorf("%d requests ran while a foreign program had the lock", n-1)
+	if begun, _, _ := up.count(); begun != 1 {
+		t.Errorf("%d requests ran while a foreign program had the lock", begun-1)
 	}
 	if n := inLine(t, server, "deploy"); n != 3 {
 		t.Errorf("%d in line, want 3", n)
