@@ -35,8 +35,8 @@ func openGetSet(t *testing.T, server *redistest.Server) lock.Store {
 }
 
 func TestGetSetConformance(t *testing.T) {
-	locktest.TestStore(t, func(t *testing.T) func() lock.Store {
-		server := redistest.Start(t)
+	server := redistest.Start(t)
+	locktest.TestStore(t, []locktest.Ability{locktest.Fences, locktest.Line}, func(t *testing.T) func() lock.Store {
 		return func() lock.Store { return openGetSet(t, server) }
 	})
 }

@@ -8,8 +8,8 @@ import (
 )
 
 func TestMemoryConformance(t *testing.T) {
-	locktest.TestStore(t, func(*testing.T) func() lock.Store {
-		store := lock.NewMemory()
+	store := lock.NewMemory()
+	locktest.TestStore(t, []locktest.Ability{locktest.Fences, locktest.Line}, func(*testing.T) func() lock.Store {
 		return func() lock.Store { return store }
 	})
 }

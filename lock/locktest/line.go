@@ -13,7 +13,7 @@ func claim() lock.Claim { return lock.Claim{Token: newToken(), Lease: long, Wait
 // wait puts the claim in line behind those that are there, and returns it with its place.
 func (s *suite) wait(c lock.Claim) lock.Claim {
 	s.Helper()
-	_, err := s.Acquire(s.Context(), key, c)
+	_, err := s.Acquire(s.Context(), s.key, c)
 	held, ok := errors.AsType[*lock.HeldError](err)
 	if !ok || held.Place <= 0 || !held.NewPlace {
 		s.Fatalf("acquire: %+v, want held with a new place", err)
@@ -25,7 +25,7 @@ func (s *suite) wait(c lock.Claim) lock.Claim {
 // stillWaits asks again, and fails unless the claim is refused and has the same place.
 func (s *suite) stillWaits(c lock.Claim) {
 	s.Helper()
-	_, err := s.Acquire(s.Context(), key, c)
+	_, err := s.Acquire(s.Context(), s.key, c)
 	if held, ok := errors.AsType[*lock.HeldError](err); !ok || held.Place != c.Place || held.NewPlace {
 		s.Fatalf("acquire by one in line: %+v, want held with the place that it has, %d", err, c.Place)
 	}
@@ -34,7 +34,7 @@ func (s *suite) stillWaits(c lock.Claim) {
 // confirm asks for a lock that was handed over.
 func (s *suite) confirm(c lock.Claim) lock.Grant {
 	s.Helper()
-	g, err := s.Acquire(s.Context(), key, c)
+	g, err := s.Acquire(s.Context(), s.key, c)
 	if err != nil {
 		s.Fatalf("acquire by the successor: %v", err)
 	}
@@ -46,7 +46,7 @@ func (s *suite) confirm(c lock.Claim) lock.Grant {
 
 func (s *suite) handOver(from, to lock.Claim) lock.Successor {
 	s.Helper()
-	next, err := s.Release(s.Context(), key, from)
+	next, err := s.Release(s.Context(), s.key, from)
 	if err != nil || next.Token != to.Token {
 		s.Fatalf("release: %v, %v; want it handed over to %v", next, err, to.Token)
 	}
@@ -56,7 +56,7 @@ func (s *suite) handOver(from, to lock.Claim) lock.Successor {
 func (s *suite) servesInOrder() {
 	process := lock.NewProcess()
 	holder := lock.Claim{Token: process.NewToken(), Lease: long}
-	last := s.acquire(key, holder.Token, long).Fence
+	last := s.acquire(s.key, holder.Token, long)
 	claims := []lock.Claim{holder}
 	for i := range 6 {
 		c := claim()
@@ -71,42 +71,41 @@ func (s *suite) servesInOrder() {
 		}
 		next := s.handOver(claims[i], c)
 		if c.Token[:10] == claims[i].Token[:10] {
-			if g := next.Grant; g.Fence <= last || g.TTL < long-time.Second {
-				s.Errorf("handed over inside the process with the grant %+v, fence before: %d", g, last)
+			s.later(last, next.Grant)
+			if next.Grant.TTL < long-time.Second {
+				s.Errorf("handed over inside the process for %v", next.Grant.TTL)
 			}
 		}
 		for _, other := range claims[i+2:] {
 			s.stillWaits(other)
 		}
 		g := s.confirm(c)
-		if g.Fence <= last {
-			s.Errorf("fence %d after %d", g.Fence, last)
-		}
-		last = g.Fence
+		s.later(last, g)
+		last = g
 	}
-	s.release(key, claims[6].Token)
-	s.acquire(key, newToken(), long)
+	s.release(s.key, claims[6].Token)
+	s.acquire(s.key, newToken(), long)
 }
 
 func (s *suite) keepsOthersBehindLine() {
 	holder := claim()
-	s.acquire(key, holder.Token, long)
+	s.acquire(s.key, holder.Token, long)
 	first := s.wait(claim())
 	second := s.wait(claim())
 	s.handOver(holder, first)
-	s.held(key, newToken(), lock.Held, long+2*time.Second)
-	if err := s.Inspect(s.Context(), key); !errors.Is(err, lock.ErrHeld) {
+	s.held(s.key, newToken(), lock.Held, long+2*time.Second)
+	if err := s.Inspect(s.Context(), s.key); !errors.Is(err, lock.ErrHeld) {
 		s.Errorf("inspect: %v, want held", err)
 	}
 	s.confirm(first)
-	if err := s.ForceRelease(s.Context(), key); err != nil {
+	if err := s.ForceRelease(s.Context(), s.key); err != nil {
 		s.Fatal(err)
 	}
 	// A gap: nobody holds it, somebody waits.
-	if err := s.Inspect(s.Context(), key); !errors.Is(err, lock.ErrHeld) {
+	if err := s.Inspect(s.Context(), s.key); !errors.Is(err, lock.ErrHeld) {
 		s.Errorf("inspect: %v, want held as long as somebody waits", err)
 	}
-	if _, err := s.Acquire(s.Context(), key, lock.Claim{Token: newToken(), Lease: long}); !errors.Is(err, lock.ErrHeld) {
+	if _, err := s.Acquire(s.Context(), s.key, lock.Claim{Token: newToken(), Lease: long}); !errors.Is(err, lock.ErrHeld) {
 		s.Errorf("acquire by another: %v, want held as long as somebody waits", err)
 	}
 	s.confirm(second)
@@ -114,27 +113,27 @@ func (s *suite) keepsOthersBehindLine() {
 
 func (s *suite) leavesLine() {
 	holder := claim()
-	s.acquire(key, holder.Token, long)
+	s.acquire(s.key, holder.Token, long)
 	first, second := s.wait(claim()), s.wait(claim())
 	s.lost(s.give(first), lock.NotOwner)
 	s.handOver(holder, second)
 	s.confirm(second)
-	next, err := s.Release(s.Context(), key, second)
+	next, err := s.Release(s.Context(), s.key, second)
 	if err != nil || next.Token != "" {
 		s.Errorf("release: %v, %v; want nobody to be left in line", next, err)
 	}
-	s.acquire(key, newToken(), long)
+	s.acquire(s.key, newToken(), long)
 }
 
 // give releases a claim that may be in line.
 func (s *suite) give(c lock.Claim) error {
-	_, err := s.Release(s.Context(), key, c)
+	_, err := s.Release(s.Context(), s.key, c)
 	return err
 }
 
 func (s *suite) handsOnUnwanted() {
 	holder := claim()
-	s.acquire(key, holder.Token, long)
+	s.acquire(s.key, holder.Token, long)
 	first, second := s.wait(claim()), s.wait(claim())
 	s.handOver(holder, first)
 	s.handOver(first, second) // it had left before it knew
@@ -143,7 +142,7 @@ func (s *suite) handsOnUnwanted() {
 
 func (s *suite) restoresPlace() {
 	holder := claim()
-	s.acquire(key, holder.Token, long)
+	s.acquire(s.key, holder.Token, long)
 	first, second := s.wait(claim()), s.wait(claim())
 	s.lost(s.give(first), lock.NotOwner) // stands for a Store that lost it
 	if again := s.wait(first); again.Place != first.Place {
@@ -158,10 +157,10 @@ func (s *suite) linesUpOnly() {
 	only := claim()
 	only.LineUp = true
 	s.wait(only)
-	if err := s.Inspect(s.Context(), key); !errors.Is(err, lock.ErrHeld) {
+	if err := s.Inspect(s.Context(), s.key); !errors.Is(err, lock.ErrHeld) {
 		s.Errorf("inspect: %v, want held", err)
 	}
-	_, err := s.Acquire(s.Context(), key, only)
+	_, err := s.Acquire(s.Context(), s.key, only)
 	if held, ok := errors.AsType[*lock.HeldError](err); !ok || held.Why != lock.Free {
 		s.Errorf("lining up for a lock that nobody holds: %v, want held (free)", err)
 	}
@@ -171,13 +170,13 @@ func (s *suite) linesUpOnly() {
 
 func (s *suite) handsOverFree() {
 	holder := claim()
-	s.acquire(key, holder.Token, long)
+	s.acquire(s.key, holder.Token, long)
 	first := s.wait(claim())
-	if err := s.ForceRelease(s.Context(), key); err != nil {
+	if err := s.ForceRelease(s.Context(), s.key); err != nil {
 		s.Fatal(err)
 	}
 	s.wait(claim()) // its question hands the lock over to the first
-	_, err := s.Renew(s.Context(), key, first)
+	_, err := s.Renew(s.Context(), s.key, first)
 	if err != nil {
 		s.Errorf("renew by the first in line: %v, want it to have the lock", err)
 	}
@@ -189,7 +188,7 @@ func (s *suite) handsOverFree() {
 func (s *suite) passesByDeaf() {
 	deaf := lock.NewProcess()
 	holder := claim()
-	s.acquire(key, holder.Token, long)
+	s.acquire(s.key, holder.Token, long)
 	first := claim()
 	first.Token = deaf.NewToken()
 	first = s.wait(first)
@@ -213,7 +212,7 @@ func (s *suite) forgetsDead(last lock.Claim) bool {
 	s.Helper()
 	giveUp := time.Now().Add(time.Minute)
 	for time.Now().Before(giveUp) {
-		_, err := s.Acquire(s.Context(), key, last)
+		_, err := s.Acquire(s.Context(), s.key, last)
 		if err == nil {
 			return true
 		}
@@ -241,7 +240,7 @@ func (s *suite) tellsOfHandOver() {
 		s.Fatal("the Store does not tell of hand-overs")
 	}
 	holder := claim()
-	s.acquire(key, holder.Token, long)
+	s.acquire(s.key, holder.Token, long)
 	c := claim()
 	c.Token = process.NewToken()
 	c = s.wait(c)
@@ -253,15 +252,15 @@ func (s *suite) tellsOfHandOver() {
 
 func (s *suite) lateOwnerHandsNothingOver() {
 	late := lock.Claim{Token: newToken(), Lease: shortest}
-	s.acquire(key, late.Token, shortest)
-	s.awaitExpiry(key)
+	s.acquire(s.key, late.Token, shortest)
+	s.awaitExpiry(s.key)
 	next := claim()
-	s.acquire(key, next.Token, long)
+	s.acquire(s.key, next.Token, long)
 	s.wait(claim())
-	if successor, err := s.Release(s.Context(), key, late); err == nil || successor.Token != "" {
+	if successor, err := s.Release(s.Context(), s.key, late); err == nil || successor.Token != "" {
 		s.Errorf("release of a lock that is another's: %v, %v", successor, err)
 	}
-	if _, err := s.Renew(s.Context(), key, next); err != nil {
+	if _, err := s.Renew(s.Context(), s.key, next); err != nil {
 		s.Errorf("renew by the holder: %v", err)
 	}
 }

@@ -4,6 +4,8 @@ package locktest
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -17,10 +19,19 @@ const shortest = time.Second
 // long is a lease that does not end during a test.
 const long = time.Hour
 
-// TestStore runs the suite. world is called once for each test and returns a function that
-// opens Stores, all of which see the same locks, and none of another test's.
-func TestStore(t *testing.T, world func(t *testing.T) (open func() lock.Store)) {
-	for name, test := range map[string]func(*suite){
+// An Ability is something that not every Store has.
+type Ability string
+
+const (
+	Fences Ability = "a fencing token that grows with every lock taken"
+	Line   Ability = "one line for all processes, first come, first served"
+)
+
+// TestStore runs the suite for a Store with the given abilities. world is called once for each
+// test and returns a function that opens Stores, all of which see the same locks; tests may
+// share a world, as each has a key of its own.
+func TestStore(t *testing.T, abilities []Ability, world func(t *testing.T) (open func() lock.Store)) {
+	always := map[string]func(*suite){
 		"free lock is granted":                     (*suite).grantsFreeLock,
 		"held lock is refused to others":           (*suite).refusesHeldLock,
 		"one of many gets it":                      (*suite).grantsOneOfMany,
@@ -37,24 +48,36 @@ func TestStore(t *testing.T, world func(t *testing.T) (open func() lock.Store)) 
 		"renew never shortens":                     (*suite).renewNeverShortens,
 		"renew needs the token":                    (*suite).renewNeedsToken,
 		"renew does not revive":                    (*suite).renewDoesNotRevive,
-		"fence grows":                              (*suite).fenceGrows,
 		"inspect says what acquire would":          (*suite).inspects,
 		"force release frees, holder learns of it": (*suite).forceReleases,
-		"line is first come, first served":         (*suite).servesInOrder,
-		"nobody overtakes the line":                (*suite).keepsOthersBehindLine,
-		"leaving the line leaves no trace":         (*suite).leavesLine,
-		"one who leaves hands on":                  (*suite).handsOnUnwanted,
-		"a lost place is taken again":              (*suite).restoresPlace,
-		"lining up takes no lock":                  (*suite).linesUpOnly,
-		"free lock goes to the first in line":      (*suite).handsOverFree,
-		"a process that does not ask is passed by": (*suite).passesByDeaf,
-		"hand-over is told":                        (*suite).tellsOfHandOver,
-		"late owner hands nothing over":            (*suite).lateOwnerHandsNothingOver,
-	} {
+	}
+	byAbility := map[Ability]map[string]func(*suite){
+		Fences: {
+			"fence grows": (*suite).fenceGrows,
+		},
+		Line: {
+			"line is first come, first served":         (*suite).servesInOrder,
+			"nobody overtakes the line":                (*suite).keepsOthersBehindLine,
+			"leaving the line leaves no trace":         (*suite).leavesLine,
+			"one who leaves hands on":                  (*suite).handsOnUnwanted,
+			"a lost place is taken again":              (*suite).restoresPlace,
+			"lining up takes no lock":                  (*suite).linesUpOnly,
+			"free lock goes to the first in line":      (*suite).handsOverFree,
+			"a process that does not ask is passed by": (*suite).passesByDeaf,
+			"hand-over is told":                        (*suite).tellsOfHandOver,
+			"late owner hands nothing over":            (*suite).lateOwnerHandsNothingOver,
+		},
+	}
+	tests := always
+	for _, ability := range abilities {
+		maps.Copy(tests, byAbility[ability])
+	}
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			open := world(t)
-			test(&suite{T: t, open: open, Store: open()})
+			key := "lock.conformance " + name
+			test(&suite{T: t, open: open, Store: open(), key: key, fences: slices.Contains(abilities, Fences)})
 		})
 	}
 }
@@ -66,16 +89,13 @@ func newToken() lock.Token { return lock.NewProcess().NewToken() }
 type suite struct {
 	*testing.T
 	lock.Store
-	open func() lock.Store
+	open   func() lock.Store
+	key    string
+	fences bool
 }
 
-const key = "lock.conformance"
-
 func (s *suite) grantsFreeLock() {
-	g := s.acquire(key, newToken(), 30*time.Second)
-	if g.Fence <= 0 {
-		s.Errorf("fence %d, want more than 0", g.Fence)
-	}
+	g := s.acquire(s.key, newToken(), 30*time.Second)
 	// Whole seconds may make it longer, never shorter.
 	if g.TTL < 29*time.Second || g.TTL > 32*time.Second {
 		s.Errorf("lock lasts %v, want about 30s", g.TTL)
@@ -83,10 +103,10 @@ func (s *suite) grantsFreeLock() {
 }
 
 func (s *suite) refusesHeldLock() {
-	s.acquire(key, newToken(), 30*time.Second)
-	s.held(key, newToken(), lock.Held, 32*time.Second)
+	s.acquire(s.key, newToken(), 30*time.Second)
+	s.held(s.key, newToken(), lock.Held, 32*time.Second)
 	other := s.open()
-	_, err := other.Acquire(s.Context(), key, lock.Claim{Token: newToken(), Lease: long})
+	_, err := other.Acquire(s.Context(), s.key, lock.Claim{Token: newToken(), Lease: long})
 	if !errors.Is(err, lock.ErrHeld) {
 		s.Errorf("through another Store: %v, want held", err)
 	}
@@ -98,7 +118,7 @@ func (s *suite) grantsOneOfMany() {
 	granted := make(chan lock.Grant, callers)
 	for range callers {
 		wg.Go(func() {
-			g, err := s.Acquire(s.Context(), key, lock.Claim{Token: newToken(), Lease: long})
+			g, err := s.Acquire(s.Context(), s.key, lock.Claim{Token: newToken(), Lease: long})
 			switch {
 			case err == nil:
 				granted <- g
@@ -115,38 +135,36 @@ func (s *suite) grantsOneOfMany() {
 
 func (s *suite) repeatsAcquire() {
 	token := newToken()
-	first := s.acquire(key, token, long)
-	again := s.acquire(key, token, long)
+	first := s.acquire(s.key, token, long)
+	again := s.acquire(s.key, token, long)
 	if again.Fence != first.Fence {
 		s.Errorf("fence %d, and %d when asked again: want the same", first.Fence, again.Fence)
 	}
 	if again.TTL > first.TTL+time.Second { // a Store may round a new lock's down
 		s.Errorf("asking again made the lock longer: %v, then %v", first.TTL, again.TTL)
 	}
-	s.release(key, token)
-	s.acquire(key, newToken(), long)
+	s.release(s.key, token)
+	s.acquire(s.key, newToken(), long)
 }
 
 func (s *suite) tokenIsNotRemembered() {
 	token := newToken()
-	first := s.acquire(key, token, long)
-	s.release(key, token)
-	if again := s.acquire(key, token, long); again.Fence <= first.Fence {
-		s.Errorf("fence %d after %d, want a larger one", again.Fence, first.Fence)
-	}
+	first := s.acquire(s.key, token, long)
+	s.release(s.key, token)
+	s.later(first, s.acquire(s.key, token, long))
 }
 
 func (s *suite) keysAreIndependent() {
 	one, other := newToken(), newToken()
-	s.acquire(key, one, long)
-	s.acquire(key+"2", other, long)
-	s.release(key, one)
-	s.held(key+"2", newToken(), lock.Held, long+2*time.Second)
+	s.acquire(s.key, one, long)
+	s.acquire(s.key+"2", other, long)
+	s.release(s.key, one)
+	s.held(s.key+"2", newToken(), lock.Held, long+2*time.Second)
 }
 
 func (s *suite) takesAnyKey() {
 	for i, name := range []string{"", " ", "a b", "ünïcödé", "\xff\xfe", "a\x00b", "{tag}", "100%", "x\r\nDEL x"} {
-		k := lock.Key(fmt.Sprintf("lock.%d.", i), name)
+		k := lock.Key(fmt.Sprintf("%s.%d.", s.key, i), name)
 		token := newToken()
 		s.acquire(k, token, long)
 		s.held(k, newToken(), lock.Held, long+2*time.Second)
@@ -157,47 +175,45 @@ func (s *suite) takesAnyKey() {
 func (s *suite) releaseFrees() {
 	for range 20 { // within one second, where a value of whole seconds tells nobody apart
 		token := newToken()
-		s.acquire(key, token, long)
-		s.release(key, token)
+		s.acquire(s.key, token, long)
+		s.release(s.key, token)
 	}
 }
 
 func (s *suite) releaseNeedsToken() {
-	s.lost(s.giveBack(key, newToken()), lock.NotOwner)
-	s.acquire(key, newToken(), long)
-	s.lost(s.giveBack(key, newToken()), lock.NotOwner)
-	s.held(key, newToken(), lock.Held, long+2*time.Second)
+	s.lost(s.giveBack(s.key, newToken()), lock.NotOwner)
+	s.acquire(s.key, newToken(), long)
+	s.lost(s.giveBack(s.key, newToken()), lock.NotOwner)
+	s.held(s.key, newToken(), lock.Held, long+2*time.Second)
 }
 
 func (s *suite) secondRelease() {
 	token := newToken()
-	s.acquire(key, token, long)
-	s.release(key, token)
-	s.acquire(key, newToken(), long)
-	s.lost(s.giveBack(key, token), lock.NotOwner)
-	s.held(key, newToken(), lock.Held, long+2*time.Second)
+	s.acquire(s.key, token, long)
+	s.release(s.key, token)
+	s.acquire(s.key, newToken(), long)
+	s.lost(s.giveBack(s.key, token), lock.NotOwner)
+	s.held(s.key, newToken(), lock.Held, long+2*time.Second)
 }
 
 func (s *suite) takesOverExpired() {
-	first := s.acquire(key, newToken(), shortest)
-	if next := s.acquireExpired(key, newToken()); next.Fence <= first.Fence {
-		s.Errorf("fence %d after %d, want a larger one", next.Fence, first.Fence)
-	}
+	first := s.acquire(s.key, newToken(), shortest)
+	s.later(first, s.acquireExpired(s.key, newToken()))
 }
 
 func (s *suite) lateRelease() {
 	late, next := newToken(), newToken()
-	s.acquire(key, late, shortest)
-	s.acquireExpired(key, next)
-	s.lost(s.giveBack(key, late), lock.NotOwner)
-	s.held(key, newToken(), lock.Held, long+2*time.Second)
-	s.release(key, next)
+	s.acquire(s.key, late, shortest)
+	s.acquireExpired(s.key, next)
+	s.lost(s.giveBack(s.key, late), lock.NotOwner)
+	s.held(s.key, newToken(), lock.Held, long+2*time.Second)
+	s.release(s.key, next)
 }
 
 func (s *suite) renewProlongs() {
 	token := newToken()
-	first := s.acquire(key, token, shortest)
-	renewed, err := s.Renew(s.Context(), key, lock.Claim{Token: token, Lease: long})
+	first := s.acquire(s.key, token, shortest)
+	renewed, err := s.Renew(s.Context(), s.key, lock.Claim{Token: token, Lease: long})
 	if err != nil {
 		s.Fatalf("renew: %v", err)
 	}
@@ -207,14 +223,14 @@ func (s *suite) renewProlongs() {
 	if renewed.Fence != first.Fence {
 		s.Errorf("fence %d, and %d after a renewal: want the same", first.Fence, renewed.Fence)
 	}
-	s.held(key, newToken(), lock.Held, long+2*time.Second)
-	s.release(key, token)
+	s.held(s.key, newToken(), lock.Held, long+2*time.Second)
+	s.release(s.key, token)
 }
 
 func (s *suite) renewNeverShortens() {
 	token := newToken()
-	s.acquire(key, token, long)
-	renewed, err := s.Renew(s.Context(), key, lock.Claim{Token: token, Lease: shortest})
+	s.acquire(s.key, token, long)
+	renewed, err := s.Renew(s.Context(), s.key, lock.Claim{Token: token, Lease: shortest})
 	if err != nil {
 		s.Fatalf("renew: %v", err)
 	}
@@ -224,69 +240,65 @@ func (s *suite) renewNeverShortens() {
 }
 
 func (s *suite) renewNeedsToken() {
-	_, err := s.Renew(s.Context(), key, lock.Claim{Token: newToken(), Lease: long})
+	_, err := s.Renew(s.Context(), s.key, lock.Claim{Token: newToken(), Lease: long})
 	s.lost(err, lock.NotOwner)
 	token := newToken()
-	s.acquire(key, token, long)
-	_, err = s.Renew(s.Context(), key, lock.Claim{Token: newToken(), Lease: long})
+	s.acquire(s.key, token, long)
+	_, err = s.Renew(s.Context(), s.key, lock.Claim{Token: newToken(), Lease: long})
 	s.lost(err, lock.NotOwner)
-	s.release(key, token)
+	s.release(s.key, token)
 }
 
 func (s *suite) renewDoesNotRevive() {
 	token := newToken()
-	s.acquire(key, token, shortest)
-	s.awaitExpiry(key)
-	_, err := s.Renew(s.Context(), key, lock.Claim{Token: token, Lease: long})
+	s.acquire(s.key, token, shortest)
+	s.awaitExpiry(s.key)
+	_, err := s.Renew(s.Context(), s.key, lock.Claim{Token: token, Lease: long})
 	s.lost(err, lock.Expired)
-	s.lost(s.giveBack(key, token), lock.Expired)
-	s.acquire(key, newToken(), long)
+	s.lost(s.giveBack(s.key, token), lock.Expired)
+	s.acquire(s.key, newToken(), long)
 }
 
 func (s *suite) fenceGrows() {
-	var last int64
+	var last lock.Grant // fence 0
 	for range 50 {
 		token := newToken()
-		g := s.acquire(key, token, long)
-		if g.Fence <= last {
-			s.Fatalf("fence %d after %d, want a larger one", g.Fence, last)
-		}
-		last = g.Fence
-		s.release(key, token)
+		g := s.acquire(s.key, token, long)
+		s.later(last, g)
+		last = g
+		s.release(s.key, token)
 	}
 }
 
 func (s *suite) inspects() {
-	if err := s.Inspect(s.Context(), key); err != nil {
+	if err := s.Inspect(s.Context(), s.key); err != nil {
 		s.Errorf("inspect of a free lock: %v", err)
 	}
 	token := newToken()
-	s.acquire(key, token, long)
-	held, ok := errors.AsType[*lock.HeldError](s.Inspect(s.Context(), key))
+	s.acquire(s.key, token, long)
+	held, ok := errors.AsType[*lock.HeldError](s.Inspect(s.Context(), s.key))
 	if !ok || held.For < long-time.Second || held.For > long+2*time.Second {
 		s.Errorf("inspect of a lock held for %v: %+v", long, held)
 	}
-	s.release(key, token)
-	if err := s.Inspect(s.Context(), key); err != nil {
+	s.release(s.key, token)
+	if err := s.Inspect(s.Context(), s.key); err != nil {
 		s.Errorf("inspect of a released lock: %v", err)
 	}
 }
 
 func (s *suite) forceReleases() {
-	if err := s.ForceRelease(s.Context(), key); err != nil {
+	if err := s.ForceRelease(s.Context(), s.key); err != nil {
 		s.Errorf("force release of a free lock: %v", err)
 	}
 	token := newToken()
-	first := s.acquire(key, token, long)
-	if err := s.ForceRelease(s.Context(), key); err != nil {
+	first := s.acquire(s.key, token, long)
+	if err := s.ForceRelease(s.Context(), s.key); err != nil {
 		s.Fatalf("force release: %v", err)
 	}
-	_, err := s.Renew(s.Context(), key, lock.Claim{Token: token, Lease: long})
+	_, err := s.Renew(s.Context(), s.key, lock.Claim{Token: token, Lease: long})
 	s.lost(err, lock.NotOwner)
-	if next := s.acquire(key, newToken(), long); next.Fence <= first.Fence {
-		s.Errorf("fence %d after a force release of %d, want a larger one", next.Fence, first.Fence)
-	}
-	s.lost(s.giveBack(key, token), lock.NotOwner)
+	s.later(first, s.acquire(s.key, newToken(), long))
+	s.lost(s.giveBack(s.key, token), lock.NotOwner)
 }
 
 func (s *suite) acquire(key string, token lock.Token, lease time.Duration) lock.Grant {
@@ -322,6 +334,14 @@ func (s *suite) awaitExpiry(key string) {
 			s.Fatalf("a lock for %v is held for another %v", shortest, held.For)
 		}
 		time.Sleep(min(held.For, 50*time.Millisecond))
+	}
+}
+
+// later fails unless the next one's fence is larger than the one before.
+func (s *suite) later(before, next lock.Grant) {
+	s.Helper()
+	if s.fences && next.Fence <= before.Fence {
+		s.Errorf("fence %d after %d, want a larger one", next.Fence, before.Fence)
 	}
 }
 
