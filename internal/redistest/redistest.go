@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,6 +30,8 @@ type Server struct {
 	Addr   string        // host:port
 	Client *redis.Client // the tests' own eyes and hands; never given to the code under test
 	cmd    *exec.Cmd
+	ended  chan struct{} // closed when the process has ended
+	paused bool
 	log    bytes.Buffer
 	args   []string
 }
@@ -37,16 +40,31 @@ type Server struct {
 // stops it when the test ends. Without redis-server in the PATH the test fails.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
+	addr := FreeAddr(t)
+	return launch(t, &redis.Options{Addr: addr}, plain(addr, args)...)
+}
+
+// plain are the arguments of every server that keeps data, before its own: the last one counts.
+func plain(addr string, args []string) []string {
+	return slices.Concat([]string{"--port", port(addr), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--daemonize", "no"}, args)
+}
+
+// launch starts a process and waits until it answers to options.
+func launch(t testing.TB, options *redis.Options, args ...string) *Server {
+	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		t.Fatal("redis-server is not in the PATH: run the tests with `make test`, which installs it")
 	}
-	s := &Server{Addr: FreeAddr(t), args: args}
-	s.Client = redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1, DialerRetries: 1, DisableIdentity: true})
-	s.start(t)
+	options.MaxRetries, options.DialerRetries, options.DisableIdentity = -1, 1, true
+	s := &Server{Addr: options.Addr, Client: redis.NewClient(options), args: args}
 	t.Cleanup(func() {
 		s.Client.Close()
 		s.Kill()
+		if t.Failed() {
+			t.Logf("log of the redis-server at %s:\n%s", s.Addr, &s.log)
+		}
 	})
+	s.start(t)
 	return s
 }
 
@@ -71,24 +89,44 @@ func FreeAddr(t testing.TB) string {
 
 var takenAddrs sync.Map
 
+func port(addr string) string {
+	_, port, _ := strings.Cut(addr, ":")
+	return port
+}
+
 func (s *Server) start(t testing.TB) {
 	t.Helper()
-	_, port, _ := strings.Cut(s.Addr, ":")
-	s.log.Reset()
-	s.cmd = exec.Command("redis-server", append([]string{
-		"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--daemonize", "no",
-	}, s.args...)...)
-	s.cmd.Dir = t.TempDir()
-	s.cmd.Stdout = &s.log
-	s.cmd.Stderr = &s.log
-	if err := s.cmd.Start(); err != nil {
+	cmd := exec.Command("redis-server", s.args...)
+	cmd.Dir = t.TempDir()
+	cmd.Stdout = &s.log
+	cmd.Stderr = &s.log
+	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(20 * time.Second)
-	for !s.answers(t.Context()) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait()
+	}()
+	s.cmd, s.ended = cmd, ended
+	await(t, "redis-server at "+s.Addr+" to answer", func() bool {
+		select {
+		case <-ended:
+			t.Fatalf("redis-server at %s ended", s.Addr) // why is in its log
+		default:
+		}
+		return s.answers(t.Context())
+	})
+}
+
+// await fails the test unless condition becomes true within a time that only a hung server
+// takes.
+func await(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !condition() {
 		if time.Now().After(deadline) {
-			s.Kill() // so that the log is complete
-			t.Fatalf("redis-server at %s does not answer:\n%s", s.Addr, &s.log)
+			t.Fatalf("waited in vain for: %s", what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -101,12 +139,15 @@ func (s *Server) answers(ctx context.Context) bool {
 	return err == nil || said
 }
 
+// Pid is the process's id.
+func (s *Server) Pid() int { return s.cmd.Process.Pid }
+
 // Kill ends the server at once; everything in it is lost. Restart brings up an empty one.
 func (s *Server) Kill() {
 	if s.cmd != nil {
 		_ = s.cmd.Process.Kill()
-		_ = s.cmd.Wait()
-		s.cmd = nil
+		<-s.ended
+		s.cmd, s.paused = nil, false
 	}
 }
 
@@ -117,10 +158,31 @@ func (s *Server) Restart(t testing.TB) {
 }
 
 // Pause makes the server hang: it accepts connections (its kernel does) and answers nothing.
-func (s *Server) Pause() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) }
+func (s *Server) Pause() {
+	s.paused = true
+	_ = s.cmd.Process.Signal(syscall.SIGSTOP)
+}
 
 // Resume ends Pause; the server goes on with whatever it was sent meanwhile.
-func (s *Server) Resume() { _ = s.cmd.Process.Signal(syscall.SIGCONT) }
+func (s *Server) Resume() {
+	s.paused = false
+	_ = s.cmd.Process.Signal(syscall.SIGCONT)
+}
+
+// running is false for a server that the test has killed or paused.
+func (s *Server) running() bool { return s.cmd != nil && !s.paused }
+
+// info returns a field of a section of the server's INFO, empty if it has none.
+func (s *Server) info(t testing.TB, section, field string) string {
+	t.Helper()
+	info, err := s.Client.Info(t.Context(), section).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(info, "\n"+field+":")
+	value, _, _ := strings.Cut(rest, "\r")
+	return value
+}
 
 // Now returns the server's clock.
 func (s *Server) Now(t testing.TB) time.Time {
@@ -135,13 +197,7 @@ func (s *Server) Now(t testing.TB) time.Time {
 // Reads returns how often the server read from a connection so far: a pipeline is one read.
 func (s *Server) Reads(t testing.TB) int {
 	t.Helper()
-	info, err := s.Client.Info(t.Context(), "stats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(info, "total_reads_processed:")
-	count, _, _ := strings.Cut(rest, "\r")
-	reads, err := strconv.Atoi(count)
+	reads, err := strconv.Atoi(s.info(t, "stats", "total_reads_processed"))
 	if err != nil {
 		t.Fatalf("stats: %v", err)
 	}
@@ -169,4 +225,14 @@ func (s *Server) Commands(t testing.TB) map[string]int {
 		}
 	}
 	return commands
+}
+
+// result fails the test if a command failed.
+func result[T any](t testing.TB, command interface{ Result() (T, error) }) T {
+	t.Helper()
+	value, err := command.Result()
+	if err != nil {
+		t.Fatalf("%v: %v", command, err)
+	}
+	return value
 }
