@@ -68,13 +68,28 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 //		queue          <n>
 //		max_hold       <duration>
 //		buffer         <size>
-//		on_disconnect  finish|cancel
+//		on_disconnect  finish|stay|cancel
 //		on_lost        cancel|continue
 //		fence_header   <field>
 //		status         <code>
 //		prefix         <string>
 //		on_redis_error reject|pass
-//		redis          <address|url>
+//		redis          [cluster|sentinel] <address|url>... {
+//			username                 <user>
+//			password                 <password>
+//			db                       <n>
+//			master_name              <name>
+//			sentinel_username        <user>
+//			sentinel_password        <password>
+//			tls
+//			tls_server_name          <name>
+//			tls_trusted_ca_certs     <pem>...
+//			tls_client_auth          <cert> <key>
+//			tls_insecure_skip_verify
+//			dial_timeout             <duration>
+//			op_timeout               <duration>
+//			pool_size                <n>
+//		}
 //		memory
 //	}
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
@@ -94,40 +109,48 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 // parseBlock reads the options. given has those that were read before.
 func (h *Handler) parseBlock(d *caddyfile.Dispenser, given map[string]bool) error {
+	if err := parseOptions(d, h, parsers, given); err != nil {
+		return d.WrapErr(err)
+	}
+	return nil
+}
+
+// parseOptions reads a block of options into target.
+func parseOptions[T any](d *caddyfile.Dispenser, target *T, parsers map[string]parser[T], given map[string]bool) error {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		option := d.Val()
 		parse, known := parsers[option]
 		if !known {
-			return d.Errf("%s: unknown option; known are %s", option, knownOptions)
+			return fmt.Errorf("%s: unknown option; known are %s", option, strings.Join(slices.Sorted(maps.Keys(parsers)), ", "))
 		}
 		if given[option] {
-			return d.Errf("%s: given twice", option)
+			return fmt.Errorf("%s: given twice", option)
 		}
 		given[option] = true
 		if given["memory"] && given["redis"] {
-			return d.Errf("%s: %v", option, errMemoryAndRedis)
+			return fmt.Errorf("%s: %w", option, errMemoryAndRedis)
 		}
-		if err := parse(h, d.RemainingArgs()); err != nil {
-			return d.Errf("%s: %v", option, err)
+		if err := parse(target, d); err != nil {
+			return fmt.Errorf("%s: %w", option, err)
 		}
 		if d.NextBlock(d.Nesting()) {
-			return d.Errf("%s: takes no block", option)
+			return fmt.Errorf("%s: takes no block", option)
 		}
 	}
 	return nil
 }
 
-// A parser reads the arguments of one option. They replace what the handler had before.
-type parser func(h *Handler, args []string) error
+// A parser reads one option, whose name was read, into a target. It replaces what was there.
+type parser[T any] func(target *T, d *caddyfile.Dispenser) error
 
-var parsers = map[string]parser{
+var parsers = map[string]parser[Handler]{
 	"name":           list(checkNames, func(h *Handler, v []string) { h.Name = v }),
 	"on_no_name":     one(text, checkOneOf(reject, pass), func(h *Handler, v string) { h.OnNoName = v }),
 	"methods":        list(checkMethods, func(h *Handler, v []string) { h.Methods = v }),
 	"lease":          one(duration, lock.CheckLease, func(h *Handler, v time.Duration) { h.Lease = caddy.Duration(v) }),
 	"wait":           one(duration, checkNotNegative, func(h *Handler, v time.Duration) { h.Wait = caddy.Duration(v) }),
 	"queue":          one(number, checkNotNegative, func(h *Handler, v int) { h.Queue = &v }),
-	"max_hold":       one(duration, checkMaxHold, func(h *Handler, v time.Duration) { h.MaxHold = caddy.Duration(v) }),
+	"max_hold":       one(duration, checkPositive, func(h *Handler, v time.Duration) { h.MaxHold = caddy.Duration(v) }),
 	"buffer":         one(size, checkNotNegative, func(h *Handler, v int64) { h.Buffer = &v }),
 	"on_disconnect":  one(text, checkOneOf(finishRun, stayRun, cancelRun), func(h *Handler, v string) { h.OnDisconnect = v }),
 	"on_lost":        one(text, checkOneOf(cancelRun, continueRun), func(h *Handler, v string) { h.OnLost = v }),
@@ -135,24 +158,59 @@ var parsers = map[string]parser{
 	"status":         one(number, checkStatus, func(h *Handler, v int) { h.Status = v }),
 	"prefix":         one(text, lock.CheckPrefix, func(h *Handler, v string) { h.Prefix = v }),
 	"on_redis_error": one(text, checkOneOf(reject, pass), func(h *Handler, v string) { h.OnRedisError = v }),
-	"redis":          list(checkAddresses, func(h *Handler, v []string) { h.Redis, h.Memory = &Redis{Address: v}, false }),
+	"redis":          parseRedis,
 	"memory":         none(func(h *Handler) { h.Redis, h.Memory = nil, true }),
 }
 
-var knownOptions = strings.Join(slices.Sorted(maps.Keys(parsers)), ", ")
+// redisParsers are for the block of the option redis.
+var redisParsers = map[string]parser[Redis]{
+	"username":                 one(text, checkNotEmpty, func(r *Redis, v string) { r.Username = v }),
+	"password":                 one(text, checkNotEmpty, func(r *Redis, v string) { r.Password = v }),
+	"db":                       one(number, checkNotNegative, func(r *Redis, v int) { r.DB = v }),
+	"master_name":              one(text, checkNotEmpty, func(r *Redis, v string) { r.MasterName = v }),
+	"sentinel_username":        one(text, checkNotEmpty, func(r *Redis, v string) { r.SentinelUsername = v }),
+	"sentinel_password":        one(text, checkNotEmpty, func(r *Redis, v string) { r.SentinelPassword = v }),
+	"tls":                      none(func(r *Redis) { r.TLS = true }),
+	"tls_server_name":          one(text, checkNotEmpty, func(r *Redis, v string) { r.TLSServerName = v }),
+	"tls_trusted_ca_certs":     list(checkNoneEmpty, func(r *Redis, v []string) { r.TLSTrustedCACerts = v }),
+	"tls_client_auth":          list(checkNoneEmpty, func(r *Redis, v []string) { r.TLSClientAuth = v }),
+	"tls_insecure_skip_verify": none(func(r *Redis) { r.TLSInsecureSkipVerify = true }),
+	"dial_timeout":             one(duration, checkPositive, func(r *Redis, v time.Duration) { r.DialTimeout = caddy.Duration(v) }),
+	"op_timeout":               one(duration, checkPositive, func(r *Redis, v time.Duration) { r.OpTimeout = caddy.Duration(v) }),
+	"pool_size":                one(number, checkPositive, func(r *Redis, v int) { r.PoolSize = v }),
+}
 
-func none(set func(*Handler)) parser {
-	return func(h *Handler, args []string) error {
-		if len(args) > 0 {
+// parseRedis reads `redis [cluster|sentinel] <address>... [{ ... }]`.
+func parseRedis(h *Handler, d *caddyfile.Dispenser) error {
+	args := d.RemainingArgs()
+	r := new(Redis)
+	if len(args) > 0 && slices.Contains(redisModes, args[0]) {
+		r.Mode, args = args[0], args[1:]
+	}
+	if len(args) == 0 {
+		return errors.New("takes at least one address, got none")
+	}
+	r.Address = args
+	h.Redis, h.Memory = r, false
+	if err := parseOptions(d, r, redisParsers, map[string]bool{}); err != nil {
+		return err
+	}
+	return r.check()
+}
+
+func none[T any](set func(*T)) parser[T] {
+	return func(target *T, d *caddyfile.Dispenser) error {
+		if args := d.RemainingArgs(); len(args) > 0 {
 			return fmt.Errorf("takes no value, got %q", args[0])
 		}
-		set(h)
+		set(target)
 		return nil
 	}
 }
 
-func one[T any](read func(string) (T, error), check func(T) error, set func(*Handler, T)) parser {
-	return func(h *Handler, args []string) error {
+func one[T, V any](read func(string) (V, error), check func(V) error, set func(*T, V)) parser[T] {
+	return func(target *T, d *caddyfile.Dispenser) error {
+		args := d.RemainingArgs()
 		if len(args) != 1 {
 			return fmt.Errorf("takes one value, got %d", len(args))
 		}
@@ -160,17 +218,18 @@ func one[T any](read func(string) (T, error), check func(T) error, set func(*Han
 		if err != nil {
 			return err
 		}
-		set(h, value)
+		set(target, value)
 		return check(value)
 	}
 }
 
-func list(check func([]string) error, set func(*Handler, []string)) parser {
-	return func(h *Handler, args []string) error {
+func list[T any](check func([]string) error, set func(*T, []string)) parser[T] {
+	return func(target *T, d *caddyfile.Dispenser) error {
+		args := d.RemainingArgs()
 		if len(args) == 0 {
 			return errors.New("takes at least one value, got none")
 		}
-		set(h, args)
+		set(target, args)
 		return check(args)
 	}
 }
@@ -200,8 +259,6 @@ func duration(s string) (time.Duration, error) {
 	}
 	return d, nil
 }
-
-func checkAddresses(addresses []string) error { return (&Redis{Address: addresses}).check() }
 
 // Interface guard
 var _ caddyfile.Unmarshaler = (*Handler)(nil)

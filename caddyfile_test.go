@@ -49,6 +49,8 @@ func TestAdapt(t *testing.T) {
 	if err != nil || len(files) < 5 {
 		t.Fatalf("%d files, %v", len(files), err)
 	}
+	t.Setenv("REDIS_PASSWORD", "secret")
+	t.Setenv("SENTINEL_PASSWORD", "secret")
 	const dashes = "----------\n"
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
@@ -99,7 +101,7 @@ func TestWrongCaddyfile(t *testing.T) {
 		{"wait without unit", "wait 5", `wait: "5" is not a duration`},
 		{"queue negative", "queue -1", "queue: -1 is negative"},
 		{"queue fraction", "queue 1.5", `queue: "1.5" is not a whole number`},
-		{"max_hold zero", "max_hold 0s", "max_hold: 0s is not longer than 0s"},
+		{"max_hold zero", "max_hold 0s", "max_hold: 0s is not more than 0"},
 		{"max_hold without unit", "max_hold 10", `max_hold: "10" is not a duration`},
 		{"buffer negative", "buffer -1", `buffer: "-1" is not a size`},
 		{"buffer text", "buffer large", `buffer: "large" is not a size`},
@@ -129,9 +131,15 @@ func TestWrongCaddyfile(t *testing.T) {
 		{"lease twice", "lease 1s\nlease 2s", "lease: given twice"},
 		{"redis twice", "redis 127.0.0.1:1\nredis 127.0.0.1:2", "redis: given twice"},
 		{"two addresses", "redis 127.0.0.1:1 127.0.0.1:2", "redis: 2 addresses"},
-		{"no address", "redis", "redis: takes at least one value"},
+		{"no address", "redis", "redis: takes at least one address"},
 		{"address without port", "redis localhost", `redis: address "localhost" is not valid`},
 		{"address with a word as port", "redis localhost:redis", `redis: address "localhost:redis" is not valid`},
+		{"cluster without address", "redis cluster", "redis: takes at least one address"},
+		{"same address twice", "redis cluster a:1 a:1", "redis: an address is given twice"},
+		{"unix socket of a cluster", "redis cluster unix:///run/redis.sock", "redis: address is a unix socket"},
+		{"relative unix socket", "redis unix://run/redis.sock", "redis: address is a unix:// URL whose path is not absolute"},
+		{"database of a cluster", "redis cluster redis://a:1/2", "redis: address has a database"},
+		{"sentinel without master", "redis sentinel a:1", "redis: master_name: missing"},
 		{"unknown scheme", "redis http://localhost:6379", `redis: address has the unknown scheme "http"`},
 		{"bad URL", "redis redis://:pa/ss@localhost", "redis: address is not a valid redis:// URL"},
 		{"bad database", "redis redis://localhost/one", "redis: address: redis: invalid database number"},
@@ -158,7 +166,37 @@ func TestWrongCaddyfile(t *testing.T) {
 			}
 		})
 	}
+	for _, c := range []struct{ options, want string }{
+		{"user x", "redis: user: unknown option; known are db, dial_timeout"},
+		{"password", "redis: password: takes one value, got 0"},
+		{`password ""`, "redis: password: empty"},
+		{"password a\npassword b", "redis: password: given twice"},
+		{"db one", `redis: db: "one" is not a whole number`},
+		{"db -1", "redis: db: -1 is negative"},
+		{"master_name m", "redis: master_name: only sentinels know names"},
+		{"sentinel_username u", "redis: sentinel_username: belongs to redis sentinel"},
+		{"sentinel_password p", "redis: sentinel_password: belongs to redis sentinel"},
+		{"tls yes", `redis: tls: takes no value, got "yes"`},
+		{"tls_trusted_ca_certs", "redis: tls_trusted_ca_certs: takes at least one value"},
+		{"tls_client_auth cert.pem", "redis: tls_client_auth: takes a certificate and its key, got 1 files"},
+		{"dial_timeout 0s", "redis: dial_timeout: 0s is not more than 0"},
+		{"op_timeout -1s", "redis: op_timeout: -1s is not more than 0"},
+		{"dial_timeout 3s", "redis: dial_timeout: 3s is longer than op_timeout, 2s"},
+		{"pool_size 0", "redis: pool_size: 0 is not more than 0"},
+		{"tls {\nx\n}", "redis: tls: takes no block"},
+	} {
+		_, err := adapt(":80\nredis_lock {\nredis a:1 {\n" + c.options + "\n}\n}\n")
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Count(err.Error(), "Caddyfile:") != 1 {
+			t.Errorf("%s: error %v, want one with %q and the place", c.options, err, c.want)
+		}
+	}
 	for _, c := range []struct{ name, text, want string }{
+		{"username twice", ":80\nredis_lock {\nredis redis://u:p@a:1 {\nusername v\n}\n}", "redis: username: the address has one, too"},
+		{"password twice", ":80\nredis_lock {\nredis redis://u:p@a:1 {\npassword v\n}\n}", "redis: password: the address has one, too"},
+		{"database twice", ":80\nredis_lock {\nredis redis://a:1/1 {\ndb 2\n}\n}", "redis: db: the address has one, too"},
+		{"database of a cluster", ":80\nredis_lock {\nredis cluster a:1 {\ndb 2\n}\n}", "redis: db: 2; a cluster has"},
+		{"password for a sentinel", ":80\nredis_lock {\nredis sentinel redis://:p@a:1 {\nmaster_name m\n}\n}", "redis: address: a sentinel's has no user"},
+		{"TLS on a unix socket", ":80\nredis_lock {\nredis unix:///a {\ntls\n}\n}", "redis: address is a unix socket"},
 		{"two names", ":80\nredis_lock a b", "redis_lock takes one name, not 2"},
 		{"empty name", ":80\nredis_lock \"\"", "name: empty"},
 		{"name twice", ":80\nredis_lock a {\nname b\n}", "name: given twice"},
@@ -213,6 +251,15 @@ func TestWrongJSON(t *testing.T) {
 		{`"prefix": "{}"`, "prefix: "},
 		{`"on_redis_error": "x"`, "on_redis_error: "},
 		{`"redis": {}`, "redis: 0 addresses"},
+		{`"redis": {"mode": "ring", "address": ["a:1"]}`, `redis: mode: "ring" is neither cluster nor sentinel`},
+		{`"redis": {"address": ["redis://a:1", "rediss://a:2"], "mode": "cluster"}`, "redis: addresses differ in their scheme"},
+		{`"redis": {"address": ["redis://u:p@a:1", "redis://u:q@a:2"], "mode": "cluster"}`, "redis: addresses of one cluster differ"},
+		{`"redis": {"address": ["a:1"], "op_timeout": "-1s"}`, "redis: op_timeout: -1s is negative"},
+		{`"redis": {"address": ["a:1"], "pool_size": -1}`, "redis: pool_size: -1 is negative"},
+		{`"redis": {"address": ["a:1"], "password": "a{b}c"}`, `redis: password: has a placeholder that is neither`},
+		{`"redis": {"address": ["a:1"], "password": "{env.REDIS_LOCK_NOT_SET}"}`, "redis: password: evaluated placeholder"},
+		{`"redis": {"address": ["a:1"], "tls_trusted_ca_certs": ["/none.pem"]}`, "redis: tls_trusted_ca_certs: open /none.pem"},
+		{`"redis": {"address": ["a:1"], "tls_client_auth": ["/none.pem", "/none.key"]}`, "redis: tls_client_auth: open /none.pem"},
 		{`"redis": {"address": ["localhost"]}`, "redis: address"},
 		{`"redis": {"address": ["{env.REDIS_LOCK_NOT_SET}"]}`, "redis: address: evaluated placeholder"},
 		{`"memory": true, "redis": {"address": ["localhost:1"]}`, "memory: "},
@@ -232,6 +279,7 @@ func FuzzCaddyfile(f *testing.F) {
 		"redis_lock {\n\tname a {x}\n\tmethods unsafe\n\tmemory\n}",
 		"redis_lock {\n\tredis redis://u:p@h:1/2\n\tprefix p.\n\tstatus 503\n\ton_no_name pass\n\ton_redis_error pass\n}",
 		"redis_lock {\n\tredis unix:///run/redis.sock?db=1\n}",
+		"redis_lock {\n\tredis sentinel a:1 b:2 {\n\t\tmaster_name m\n\t\tpassword p\n\t\ttls\n\t\top_timeout 1s\n\t}\n}",
 	} {
 		f.Add(text)
 	}
@@ -245,7 +293,7 @@ func FuzzCaddyfile(f *testing.F) {
 		defer h.Cleanup()
 		if err := h.Provision(ctx); err != nil {
 			if strings.Contains(text, "{") {
-				return // a placeholder of the address that does not resolve
+				return // a placeholder that does not resolve, or a file that is not there
 			}
 			t.Fatalf("provision %q: %v", text, err)
 		}

@@ -229,7 +229,7 @@ func (h *Handler) Validate() error {
 		{"lease", lock.CheckLease(time.Duration(h.Lease))},
 		{"wait", checkNotNegative(time.Duration(h.Wait))},
 		{"queue", checkNotNegative(*h.Queue)},
-		{"max_hold", checkMaxHold(time.Duration(h.MaxHold))},
+		{"max_hold", checkPositive(time.Duration(h.MaxHold))},
 		{"buffer", checkNotNegative(*h.Buffer)},
 		{"on_disconnect", checkOneOf(finishRun, stayRun, cancelRun)(h.OnDisconnect)},
 		{"on_lost", checkOneOf(cancelRun, continueRun)(h.OnLost)},
@@ -237,6 +237,7 @@ func (h *Handler) Validate() error {
 		{"status", checkStatus(h.Status)},
 		{"prefix", lock.CheckPrefix(h.Prefix)},
 		{"on_redis_error", checkOneOf(reject, pass)(h.OnRedisError)},
+		{"redis", h.checkRedis()},
 		{"memory", h.checkMemory()},
 	} {
 		if check.err != nil {
@@ -271,9 +272,18 @@ func checkOneOf(values ...string) func(string) error {
 	}
 }
 
-func checkMaxHold(d time.Duration) error {
-	if d <= 0 {
-		return fmt.Errorf("%v is not longer than 0s", d)
+func checkPositive[T int | time.Duration](value T) error {
+	if value <= 0 {
+		return fmt.Errorf("%v is not more than 0", value)
+	}
+	return nil
+}
+
+func checkNotEmpty(value string) error { return checkNoneEmpty([]string{value}) }
+
+func checkNoneEmpty(values []string) error {
+	if slices.Contains(values, "") {
+		return errors.New("empty; leave the option out if there is nothing to say")
 	}
 	return nil
 }
@@ -313,6 +323,13 @@ func (h *Handler) checkFenceHeader() error {
 		return nil
 	}
 	return checkFenceHeader(h.FenceHeader)
+}
+
+func (h *Handler) checkRedis() error {
+	if h.Redis == nil {
+		return nil
+	}
+	return h.Redis.check()
 }
 
 func (h *Handler) checkMemory() error {

@@ -56,14 +56,17 @@ func (a *acquisition) run() (h *Handle, err error) {
 	return a.handle, nil
 }
 
+func (a *acquisition) outage() *outage { return a.locker.outages.of(a.handle.key) }
+
 // turnAway is for callers that cannot wait where others do.
 func (a *acquisition) turnAway() error {
 	op := a.locker.operation(a.ctx)
-	done, err := a.locker.outage.admit(op)
+	outage := a.outage()
+	done, err := outage.admit(op)
 	if err == nil {
 		defer done()
 		err = a.locker.store.Inspect(op, a.handle.key)
-		a.locker.outage.report(err)
+		outage.report(err)
 	}
 	if errors.Is(err, ErrUnavailable) {
 		err = a.doWithout(err)
@@ -108,8 +111,9 @@ func (a *acquisition) ask() error {
 func (a *acquisition) attempt() error {
 	l, h, w := a.locker, a.handle, a.waiter
 	op := l.operation(a.ctx)
+	outage := a.outage()
 	if a.patience == nil {
-		done, err := l.outage.admit(op)
+		done, err := outage.admit(op)
 		if err != nil {
 			return err
 		}
@@ -126,7 +130,7 @@ func (a *acquisition) attempt() error {
 	}
 	t0 := time.Now() // before asking: the grant may be older than its answer
 	grant, err := l.store.Acquire(op, h.key, claim)
-	l.outage.report(err)
+	outage.report(err)
 	if err == nil {
 		return a.take(grant, t0)
 	}
@@ -230,7 +234,7 @@ func (a *acquisition) await() (again bool, err error) {
 			a.poll = min(2*a.poll, maxPoll)
 			return true, nil
 		case <-a.patience.C:
-			if away := a.locker.outage.current(); away != nil {
+			if away := a.outage().current(); away != nil {
 				err := a.doWithout(away)
 				if !errors.Is(err, ErrHeld) {
 					return false, err
@@ -261,7 +265,7 @@ func (a *acquisition) giveUp(reason error) error {
 	}
 	defer l.lines.leave(h.key)
 	l.lines.forget(a.waiter)
-	away := l.outage.current() != nil
+	away := a.outage().current() != nil
 	switch {
 	case h.doubtful || a.placed && away:
 		h.leaveBehind() // its caller has waited long enough

@@ -3,11 +3,7 @@ package lock
 import (
 	"context"
 	"embed"
-	"errors"
 	"fmt"
-	"net"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -21,10 +17,21 @@ var getsetSources embed.FS
 // getsetScripts are the operations.
 type getsetScripts struct{ acquire, renew, release, inspect, forceRelease *script }
 
-var theGetSetScripts = loadGetSetScripts(func(source string) string { return source })
+// How scripts tell of a hand-over: by themselves, or by their callers.
+const (
+	tellNow   = "tell"
+	tellLater = "tell_later"
+)
+
+var (
+	theGetSetScripts     = loadGetSetScripts(tellNow, unedited)
+	clusterGetSetScripts = loadGetSetScripts(tellLater, unedited)
+)
+
+func unedited(source string) string { return source }
 
 // loadGetSetScripts has edit see the source of each.
-func loadGetSetScripts(edit func(source string) string) *getsetScripts {
+func loadGetSetScripts(tell string, edit func(source string) string) *getsetScripts {
 	load := func(files ...string) *script {
 		var source []byte
 		for _, file := range files {
@@ -37,9 +44,9 @@ func loadGetSetScripts(edit func(source string) string) *getsetScripts {
 		return newScript(edit(string(source)))
 	}
 	return &getsetScripts{
-		acquire:      load("head", "acquire_free", "state", "line", "acquire"),
+		acquire:      load("head", "acquire_free", "state", tell, "line", "acquire"),
 		renew:        load("head", "state", "renew"),
-		release:      load("head", "release_alone", "state", "line", "release"),
+		release:      load("head", "release_alone", "state", tell, "line", "release"),
 		inspect:      load("head", "state", "inspect"),
 		forceRelease: load("head", "state", "force_release"),
 	}
@@ -47,10 +54,9 @@ func loadGetSetScripts(edit func(source string) string) *getsetScripts {
 
 // getset is the Store of the published SETNX locking pattern, see NewGetSet.
 type getset struct {
-	client   redis.UniversalClient
+	servers  *servers
 	scripts  *getsetScripts
-	calls    batcher
-	messages messages
+	messages *messages
 }
 
 // NewGetSet returns a Store that keeps locks in Redis by the published SETNX/GETSET
@@ -60,16 +66,20 @@ type getset struct {
 // apart: sent command by command, the pattern breaks. Those who wait stand in a line in Redis,
 // too ("{key}:line", "{key}:alive"). See docs/protocol.md.
 //
-// The Store sends an operation a second time after a broken connection, which is safe.
-// Give it a client that does not (MaxRetries: -1): when a client repeats a Release behind
-// the Store's back, its answer "not the owner" looks like a lost lock. The client must
-// honour deadlines (ContextTimeoutEnabled: true). Close closes it.
+// client is that of one server, of a master found by sentinels, or of a cluster. It must not be
+// one that reads from replicas. The Store sends an operation a second time after a broken
+// connection, which is safe. Give it a client that does not (MaxRetries: -1): when a client
+// repeats a Release behind the Store's back, its answer "not the owner" looks like a lost lock.
+// The client must honour deadlines (ContextTimeoutEnabled: true). Close closes it.
 func NewGetSet(client redis.UniversalClient) Store {
+	if _, ok := client.(*redis.ClusterClient); ok {
+		return newGetSet(client, clusterGetSetScripts)
+	}
 	return newGetSet(client, theGetSetScripts)
 }
 
 func newGetSet(client redis.UniversalClient, scripts *getsetScripts) *getset {
-	return &getset{client: client, scripts: scripts, calls: batcher{client: client}, messages: newMessages(client)}
+	return &getset{servers: newServers(client), scripts: scripts, messages: newMessages(client)}
 }
 
 func (s *getset) Acquire(ctx context.Context, key string, claim Claim) (Grant, error) {
@@ -89,6 +99,7 @@ func (s *getset) Acquire(ctx context.Context, key string, claim Claim) (Grant, e
 		return Grant{}, err
 	}
 	if rep.why != "" {
+		s.messages.tell(rep.successor)
 		return Grant{}, rep.held()
 	}
 	return rep.grant(claim.Lease), nil
@@ -117,6 +128,9 @@ func (s *getset) Release(ctx context.Context, key string, claim Claim) (Successo
 	case rep.successor == "":
 		return Successor{}, nil
 	}
+	if rep.successor.process() != claim.Token.process() {
+		s.messages.tell(rep.successor)
+	}
 	return Successor{Token: rep.successor, Grant: rep.grant(0)}, nil
 }
 
@@ -136,28 +150,20 @@ func (s *getset) ForceRelease(ctx context.Context, key string) error {
 	return err
 }
 
+func (s *getset) Shard(key string) string { return s.servers.shard(key) }
+
 func (s *getset) Listen(process Process, listener Listener) { s.messages.listen(process, listener) }
 
 func (s *getset) Close() error {
 	s.messages.close()
-	s.calls.close()
-	return s.client.Close()
+	return s.servers.close()
 }
 
-// run sends one operation, and again if its connection broke: that a server was restarted, or
-// closes idle connections, is found out only by writing to it, once for each connection of the
-// pool. resent tells that an earlier one may have been carried out.
+// run sends one operation. resent tells that an earlier one may have been carried out.
 func (s *getset) run(ctx context.Context, script *script, key string, claim Claim, more ...int64) (rep reply, resent bool, err error) {
-	call := newCall(script, key, claim, more)
-	raw, sent, err := s.calls.run(ctx, call)
-	if brokenConnection(err) {
-		for tries := s.client.PoolStats().IdleConns + 1; tries > 0 && brokenConnection(err) && ctx.Err() == nil; tries-- {
-			resent = true
-			raw, _, err = s.calls.run(ctx, call)
-		}
-	}
+	raw, resent, err := s.servers.run(ctx, key, newCall(script, key, claim, more))
 	if err != nil {
-		return reply{}, resent, &UnavailableError{Doubtful: resent || sent && mayHaveRun(err), Err: err}
+		return reply{}, resent, err
 	}
 	rep, err = decodeReply(raw)
 	if err != nil {
@@ -166,54 +172,10 @@ func (s *getset) run(ctx context.Context, script *script, key string, claim Clai
 	return rep, resent, nil
 }
 
-// brokenConnection is true for an error of an established connection that is not a
-// time-out and not an answer of the server.
-func brokenConnection(err error) bool {
-	if err == nil || neverSent(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
-		errors.Is(err, redis.ErrClosed) {
-		return false
-	}
-	if _, ok := errors.AsType[redis.Error](err); ok {
-		return false
-	}
-	timeout, ok := errors.AsType[net.Error](err)
-	return !ok || !timeout.Timeout()
-}
-
-// mayHaveRun is false if the server cannot have run the script, or has said that it did
-// not. Any other error may come from within the script, whose first commands stay, or from a
-// proxy that had sent the script on.
-func mayHaveRun(err error) bool {
-	if neverSent(err) {
-		return false
-	}
-	answer, ok := errors.AsType[redis.Error](err)
-	if !ok {
-		return true
-	}
-	message := answer.Error()
-	if strings.Contains(message, "script") {
-		return true
-	}
-	return !slices.ContainsFunc(refusals, func(refusal string) bool { return strings.HasPrefix(message, refusal) })
-}
-
-// refusals begin the answers by which Redis refuses a command before it runs.
-var refusals = []string{
-	"NOAUTH ", "WRONGPASS ", "NOPERM ", "READONLY ", "LOADING ", "MASTERDOWN ", "CLUSTERDOWN ",
-	"MOVED ", "ASK ", "TRYAGAIN ", "ERR max number of clients reached", "DENIED ",
-}
-
-// neverSent is true if no connection came about, so that the server cannot have heard of
-// the operation.
-func neverSent(err error) bool {
-	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial"
-}
-
 // reply is what a script answers: an integer, of a new lock its fence; or {1, expiry, fence, now}
 // and from a release the successor's token; or {0, expiry of the one in the way, now, why} and
-// from an acquire place, 1 if it is new, and length of the line. Expiries are Unix seconds, now
+// from an acquire place, 1 if it is new, length of the line, and whom the lock was handed over
+// to, if it was. Expiries are Unix seconds, now
 // is in Unix microseconds, by the server's clock.
 type reply struct {
 	plain     bool // an integer
@@ -263,7 +225,8 @@ func decodeReply(raw any) (reply, error) {
 		fit(fields, &yes, &r.expiry, &r.fence, &r.now, &successor):
 		ok = yes == 1
 	case fit(fields, &yes, &r.expiry, &r.now, &why),
-		fit(fields, &yes, &r.expiry, &r.now, &why, &r.place, &added, &line):
+		fit(fields, &yes, &r.expiry, &r.now, &why, &r.place, &added, &line),
+		fit(fields, &yes, &r.expiry, &r.now, &why, &r.place, &added, &line, &successor):
 		ok = yes == 0 && why != ""
 	}
 	// No script of ours writes such numbers: a lifetime computed from them would overflow and

@@ -209,7 +209,7 @@ func (h *Handle) giveBack(ctx context.Context) error {
 		if h.doubtful {
 			h.leaveBehind()
 		}
-		l.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, l.outage.current() != nil)
+		l.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, l.outages.of(h.key).current() != nil)
 		return nil
 	}
 	return h.releaseOrLeave(ctx)

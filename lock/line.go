@@ -402,6 +402,17 @@ func (q *lines) nudgeAll() {
 	}
 }
 
+// renewAll has the locks renewed that are held here.
+func (q *lines) renewAll() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, ln := range q.byKey {
+		if ln.holder != nil {
+			ln.holder.owner.hurryUp()
+		}
+	}
+}
+
 // close calls closed when the last user is gone, which may be now, and returns a channel that is
 // closed after that.
 func (q *lines) close(closed func() error) <-chan struct{} {

@@ -37,8 +37,8 @@ type Options struct {
 	OpTimeout time.Duration
 
 	// OnOutage, if set, is called with the reason when the Store becomes unavailable, once per
-	// outage, and OnRecovery when it answers again, with how long it was away. They must not
-	// use the Locker.
+	// outage (of a server, in a cluster), and OnRecovery when it answers again, with how long it
+	// was away. They must not use the Locker.
 	OnOutage   func(error)
 	OnRecovery func(time.Duration)
 
@@ -55,7 +55,7 @@ type Locker struct {
 	opTimeout time.Duration
 	lines     *lines
 	leftovers leftovers
-	outage    outage
+	outages   outages
 
 	listen sync.Once
 	hears  atomic.Bool // the Store tells of hand-overs
@@ -85,8 +85,9 @@ func New(store Store, o Options) *Locker {
 		leftovers: leftovers{byKey: make(map[string][]Claim)},
 		onDeaf:    o.OnDeaf,
 	}
-	l.outage = outage{onOutage: o.OnOutage, onRecovery: func(away time.Duration) {
+	l.outages = outages{store: store, byShard: make(map[string]*outage), onOutage: o.OnOutage, onRecovery: func(away time.Duration) {
 		o.OnRecovery(away)
+		l.lines.renewAll()
 		l.lines.nudgeAll()
 	}}
 	return l

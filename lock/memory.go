@@ -110,6 +110,8 @@ func (m *memory) ForceRelease(_ context.Context, key string) error {
 	return nil
 }
 
+func (m *memory) Shard(string) string { return "" }
+
 func (m *memory) Listen(process Process, listener Listener) {
 	m.mu.Lock()
 	m.listeners[process] = listener

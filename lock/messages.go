@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -18,17 +19,21 @@ const (
 )
 
 // messages are the hand-overs that Redis tells this process of: one connection, with one
-// subscription, from the first time that somebody waits until the end.
+// subscription, from the first time that somebody waits until the end. The scripts send them; in
+// a cluster, where a message of a script would go to every node, whoever hands over does.
 type messages struct {
-	client redis.UniversalClient
-	ctx    context.Context // ends with close
-	stop   context.CancelFunc
-	tasks  sync.WaitGroup
+	client  redis.UniversalClient
+	cluster *redis.ClusterClient // client, if it is one
+	old     atomic.Bool          // the cluster knows no messages that stay in one shard (before Redis 7)
+	ctx     context.Context      // ends with close
+	stop    context.CancelFunc
+	tasks   sync.WaitGroup
 }
 
-func newMessages(client redis.UniversalClient) messages {
+func newMessages(client redis.UniversalClient) *messages {
 	ctx, stop := context.WithCancel(context.Background())
-	return messages{client: client, ctx: ctx, stop: stop}
+	cluster, _ := client.(*redis.ClusterClient)
+	return &messages{client: client, cluster: cluster, ctx: ctx, stop: stop}
 }
 
 func (m *messages) close() {
@@ -39,9 +44,12 @@ func (m *messages) close() {
 func (m *messages) listen(process Process, listener Listener) {
 	m.tasks.Go(func() {
 		for m.ctx.Err() == nil {
-			err := m.receive("redis_lock:"+string(process), listener)
+			err := m.receive(channel(process), listener)
 			if m.ctx.Err() != nil {
 				return
+			}
+			if m.tooOld(err) {
+				continue
 			}
 			if _, said := errors.AsType[redis.Error](err); !said && !errors.Is(err, errNoMessages) {
 				err = nil // a broken connection: nothing that other operations do not find out
@@ -55,12 +63,49 @@ func (m *messages) listen(process Process, listener Listener) {
 	})
 }
 
+func channel(process Process) string { return "redis_lock:" + string(process) }
+
+// tell tells the process of a token that the lock was handed over to it, where the scripts do
+// not. Nobody waits for that: the message may be lost.
+func (m *messages) tell(token Token) {
+	if m.cluster == nil || token == "" {
+		return
+	}
+	m.tasks.Go(func() {
+		ctx, cancel := context.WithTimeout(m.ctx, quiet)
+		defer cancel()
+		if err := m.publish(ctx, channel(token.process()), string(token)); m.tooOld(err) {
+			_ = m.publish(ctx, channel(token.process()), string(token))
+		}
+	})
+}
+
+// tooOld is true if err says that the cluster does not know sharded messages, which was not
+// known before.
+func (m *messages) tooOld(err error) bool {
+	return redis.HasErrorPrefix(err, "ERR unknown command") && m.cluster != nil && m.old.CompareAndSwap(false, true)
+}
+
+func (m *messages) publish(ctx context.Context, channel, message string) error {
+	if m.cluster != nil && !m.old.Load() {
+		return m.cluster.SPublish(ctx, channel, message).Err()
+	}
+	return m.client.Publish(ctx, channel, message).Err()
+}
+
+func (m *messages) subscribe(channel string) *redis.PubSub {
+	if m.cluster != nil && !m.old.Load() {
+		return m.cluster.SSubscribe(m.ctx, channel)
+	}
+	return m.client.Subscribe(m.ctx, channel)
+}
+
 var errNoMessages = errors.New("redis took the subscription, but no message arrives")
 
 // receive passes messages on until the connection breaks. That they arrive is known when a
 // message of our own has: that a server, or a proxy, took the subscription is not enough.
 func (m *messages) receive(channel string, listener Listener) error {
-	subscription := m.client.Subscribe(m.ctx, channel)
+	subscription := m.subscribe(channel)
 	defer subscription.Close()
 	defer context.AfterFunc(m.ctx, func() { subscription.Close() })() // receiving does not look at it
 	subscribed, arrive, asked := false, false, false
@@ -80,7 +125,7 @@ func (m *messages) receive(channel string, listener Listener) error {
 		switch message := message.(type) {
 		case *redis.Subscription:
 			subscribed = true
-			if err := m.client.Publish(m.ctx, channel, "").Err(); err != nil {
+			if err := m.publish(m.ctx, channel, ""); err != nil {
 				return err
 			}
 		case *redis.Pong:

@@ -11,7 +11,7 @@ func newModel(t testing.TB, c modelCase, edit func(string) string, mutant client
 	client := redistest.Start(t).Client
 	return &model{
 		modelCase: c, t: t, client: client, mutant: mutant,
-		store: newGetSet(client, loadGetSetScripts(func(source string) string { return fakeTime(edit(source)) })),
+		store: newGetSet(client, loadGetSetScripts(tellNow, func(source string) string { return fakeTime(edit(source)) })),
 		known: make(map[redisStep]redisStep), drained: make(map[world]int8),
 	}
 }

@@ -8,7 +8,28 @@ import (
 	"time"
 )
 
-// An outage is found once and shared: while the Store is away, one newcomer at a time asks it,
+// outages are those of a Store's shards.
+type outages struct {
+	store      Store
+	onOutage   func(error)
+	onRecovery func(time.Duration)
+
+	mu      sync.Mutex
+	byShard map[string]*outage
+}
+
+// of returns the state of the shard that has key.
+func (o *outages) of(key string) *outage {
+	shard := o.store.Shard(key)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.byShard[shard] == nil {
+		o.byShard[shard] = &outage{onOutage: o.onOutage, onRecovery: o.onRecovery}
+	}
+	return o.byShard[shard]
+}
+
+// An outage is found once and shared: while a shard is away, one newcomer at a time asks it,
 // and the others hear what that one found out, instead of a time-out each.
 type outage struct {
 	onOutage   func(error)

@@ -25,12 +25,15 @@ type owner struct {
 	mu      sync.Mutex
 	stopped bool
 	stop    context.CancelFunc // of the goroutine; nil: there is none
+	hurry   chan struct{}      // likewise; has an element after hurryUp
 }
 
 // start has h renewed, whose lock was granted to a question asked at t0. The grant may be shorter
 // than the lease: it may be the answer to an older question.
 func (o *owner) start(h *Handle, grant Grant, t0 time.Time) {
 	o.running.Add(1)
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.timer = time.AfterFunc(untilRenewal(min(h.claim.Lease, grant.TTL), t0), func() {
 		defer o.running.Done()
 		h.watchDeadline()
@@ -46,6 +49,7 @@ func (o *owner) begin(stop context.CancelFunc) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.stop = stop
+	o.hurry = make(chan struct{}, 1)
 	return !o.stopped
 }
 
@@ -55,18 +59,34 @@ func (o *owner) join() {
 		return // a local lock
 	}
 	o.once.Do(func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.stopped = true
 		if o.timer.Stop() {
 			o.running.Done() // it never began
 			return
 		}
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.stopped = true
 		if o.stop != nil {
 			o.stop()
 		}
 	})
 	o.running.Wait()
+}
+
+// hurryUp has the lock renewed at once: the Store was away, and may have lost it.
+func (o *owner) hurryUp() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.stopped || o.timer == nil:
+	case o.timer.Stop():
+		o.timer.Reset(0)
+	case o.hurry != nil:
+		select {
+		case o.hurry <- struct{}{}:
+		default:
+		}
+	}
 }
 
 func untilRenewal(lease time.Duration, t0 time.Time) time.Duration {
@@ -95,6 +115,7 @@ func (h *Handle) keepRenewing(ctx context.Context) {
 		}
 		select {
 		case <-time.After(pause):
+		case <-h.owner.hurry:
 		case <-ctx.Done():
 			return
 		}
@@ -107,7 +128,7 @@ func (h *Handle) renewOnce(ctx context.Context) (Grant, error) {
 	defer cancel()
 	grant, err := h.locker.store.Renew(op, h.key, h.claim)
 	if ctx.Err() == nil { // otherwise nobody waited for the answer
-		h.locker.outage.report(err)
+		h.locker.outages.of(h.key).report(err)
 	}
 	return grant, err
 }

@@ -282,3 +282,79 @@ func TestRecoveryIsShared(t *testing.T) {
 		}
 	})
 }
+
+// A Store that was away may have lost locks: their holders do not wait for the next renewal to
+// find out.
+func TestRenewedAfterOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLocker(t)
+		times := logRenewals(store)
+		young := acquire(t, l, "young", lock.Lease(time.Hour))
+		old := acquire(t, l, "old", lock.Lease(time.Hour))
+		time.Sleep(21 * time.Minute) // both have been renewed once
+		release(t, young)
+		young = acquire(t, l, "young", lock.Lease(time.Hour)) // is not renewed yet
+		before := len(times())
+		store.onAcquire(func(func() (lock.Grant, error)) (lock.Grant, error) { return lock.Grant{}, errNoDial })
+		_, err := l.Acquire(t.Context(), "other")
+		wantError(t, err, lock.ErrUnavailable)
+		store.onAcquire(nil)
+		time.Sleep(time.Second)
+		if n := len(times()) - before; n != 0 {
+			t.Errorf("%d renewals during the outage", n)
+		}
+		if err := store.ForceRelease(t.Context(), "lock.old"); err != nil {
+			t.Fatal(err)
+		}
+		release(t, acquire(t, l, "other"))
+		synctest.Wait()
+		if n := len(times()) - before; n != 2 {
+			t.Errorf("%d renewals after the outage, want one for each of 2 locks", n)
+		}
+		wantLost(t, old, lock.NotOwner)
+		release(t, young)
+	})
+}
+
+// sharded is a Store of which each key is a shard.
+type sharded struct{ *faulty }
+
+func (sharded) Shard(key string) string { return key }
+
+// One shard of the Store is away: nobody notices who wants a lock of another one.
+func TestOutageOfOneShard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := sharded{&faulty{Store: lock.NewMemory()}}
+		var outages, recoveries int
+		l := lock.New(store, lock.Options{OnOutage: func(error) { outages++ }, OnRecovery: func(time.Duration) { recoveries++ }})
+		store.onAcquire(func(func() (lock.Grant, error)) (lock.Grant, error) {
+			time.Sleep(lock.DefaultOpTimeout)
+			return lock.Grant{}, errNoDial
+		})
+		_, err := l.Acquire(t.Context(), "bad")
+		wantError(t, err, lock.ErrUnavailable)
+		asked := make(chan error)
+		go func() {
+			_, err := l.Acquire(t.Context(), "bad")
+			asked <- err
+		}()
+		synctest.Wait() // it asks
+		store.onAcquire(nil)
+		begin := time.Now()
+		release(t, acquire(t, l, "good"))
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("the lock of another shard took %v", took)
+		}
+		wantError(t, <-asked, lock.ErrUnavailable)
+		if outages != 1 || recoveries != 0 {
+			t.Errorf("%d outages, %d recoveries", outages, recoveries)
+		}
+		release(t, acquire(t, l, "bad"))
+		if recoveries != 1 {
+			t.Errorf("%d recoveries, want one", recoveries)
+		}
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

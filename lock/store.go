@@ -44,6 +44,10 @@ type Store interface {
 	// its next Renew or Release: this breaks the mutual exclusion.
 	ForceRelease(ctx context.Context, key string) error
 
+	// Shard names the part of the Store that key lives in, as far as is known without asking:
+	// parts are unavailable each on its own. It is empty if there is one.
+	Shard(key string) string
+
 	// Listen has the Store call the Listener until Close: it is what a process does that has
 	// claims in line. Without it hand-overs are found out by asking.
 	Listen(process Process, listener Listener)

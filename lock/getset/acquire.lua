@@ -5,7 +5,8 @@
 --
 -- fence, for a lock that lasts for the whole lease from now on at least; or
 -- {1, E, fence, now_us}; or
--- {0, E of the one in the way, now_us, why, place, 1 if the place is new, length of the line}
+-- {0, E of the one in the way, now_us, why, place, 1 if the place is new, length of the line,
+--  token that this question handed the lock to, if it did}
 
 local mode, place = ARGV[3], tonumber(ARGV[4] or 0)
 local mine = token .. ' ' .. ARGV[2]
@@ -44,6 +45,7 @@ if t == token and not broken() then
 end
 
 local until_second, why = blocker()
+local successor, _
 if not why and mode ~= '2' then
   if t and unconfirmed then
     -- Handed over and never confirmed: that process is dead, or deaf.
@@ -69,7 +71,8 @@ if not why and mode ~= '2' then
     return fence
   end
   -- Nobody takes it before the first, who may not know yet that it is free.
-  until_second, why = hand_over(first), 'held'
+  until_second, _, successor = hand_over(first)
+  why = 'held'
 end
 if mode then
   line_up()
@@ -78,4 +81,4 @@ local length = 0
 if line_until >= now_us then
   length = redis.call('ZCARD', line)
 end
-return {0, until_second or 0, now_us, why or 'free', place, added, length}
+return {0, until_second or 0, now_us, why or 'free', place, added, length, successor}

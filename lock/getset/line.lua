@@ -46,8 +46,7 @@ local function hand_over(entry, process)
   end
   keep_record(its_lease)
   if not near then
-    -- Without the permission to publish it finds out by asking.
-    redis.pcall('PUBLISH', 'redis_lock:' .. its_process, to)
+    tell(its_process, to)
   end
   return expiry, fence, to
 end
