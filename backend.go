@@ -117,7 +117,8 @@ type redisLocker struct {
 }
 
 func newRedisLocker(s *sharedRedis) *redisLocker {
-	options := *s.client // the client fills in what is missing
+	options := *s.client // the client fills in what is missing, and a cluster's adds nodes
+	options.Addrs = slices.Clone(s.client.Addrs)
 	client := redis.NewUniversalClient(&options)
 	log := caddy.Log().Named(string(Handler{}.CaddyModule().ID)).With( // outlives configurations, as Lockers do
 		zap.String("redis", strings.Join(options.Addrs, " ")))

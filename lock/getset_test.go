@@ -14,7 +14,6 @@ import (
 
 	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
 	"github.com/caddy-redis-lock/caddy-redis-lock/lock"
-	"github.com/caddy-redis-lock/caddy-redis-lock/lock/locktest"
 )
 
 const (
@@ -24,21 +23,7 @@ const (
 
 func openGetSet(t *testing.T, server *redistest.Server) lock.Store {
 	t.Helper()
-	store := lock.NewGetSet(redis.NewClient(&redis.Options{
-		Addr:                  server.Addr,
-		MaxRetries:            -1,
-		DialerRetries:         1,
-		ContextTimeoutEnabled: true,
-	}))
-	t.Cleanup(func() { store.Close() })
-	return store
-}
-
-func TestGetSetConformance(t *testing.T) {
-	server := redistest.Start(t)
-	locktest.TestStore(t, []locktest.Ability{locktest.Fences, locktest.Line}, func(t *testing.T) func() lock.Store {
-		return func() lock.Store { return openGetSet(t, server) }
-	})
+	return over(t, &redis.UniversalOptions{Addrs: []string{server.Addr}})()
 }
 
 // value returns what the lock's key holds, and fails unless it is a plain integer.

@@ -28,20 +28,13 @@ func newLockers(t *testing.T, server *redistest.Server, n int) (lockers []*lock.
 // inLine waits until n stand in the line of the lock "name".
 func inLine(t *testing.T, server *redistest.Server, n int) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
+	await(t, fmt.Sprint(n, " to stand in line"), func() bool {
 		length, err := server.Client.ZCard(t.Context(), "{lock.name}:line").Result()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if int(length) == n {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d in line, want %d", length, n)
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return int(length) == n
+	})
 }
 
 // noTrace fails if anything is left in the server but fences.
