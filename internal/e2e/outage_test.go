@@ -10,37 +10,6 @@ import (
 	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
 )
 
-// Redis comes back empty, or is flushed, while a request holds its lock: the request is cancelled
-// with its next renewal, and the fences of those that come after are larger all the same.
-func TestRedisLosesTheLock(t *testing.T) {
-	t.Parallel()
-	for name, lose := range map[string]func(*testing.T, *redistest.Server){
-		"restart": func(t *testing.T, s *redistest.Server) { s.Kill(); s.Restart(t) },
-		"flush":   func(t *testing.T, s *redistest.Server) { s.Client.FlushAll(t.Context()) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			up := startUpstream(t, nil)
-			c := startCaddy(t, onRedis(server, "lease 3s", "fence_header X-Fence"), "redis_lock deploy\n"+up.proxy()+outcomePage)
-			first := up.occupy(t, c.url)
-			lose(t, server)
-			a := <-first
-			wantStatus(t, a, 503)
-			if !strings.HasPrefix(a.body, "lost ") {
-				t.Errorf("page %q, want outcome lost", a.body)
-			}
-			up.letGo()
-			post(t, c.url, 200)
-			if before, after := up.fences[0], up.fences[1]; len(before) != len(after) || before >= after {
-				t.Errorf("fence %s, and %s afterwards", before, after)
-			}
-			noKeys(t, server)
-			c.awaitQuiet(t)
-		})
-	}
-}
-
 // A slow Redis is not an absent one.
 func TestSlowRedis(t *testing.T) {
 	t.Parallel()

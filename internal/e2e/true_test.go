@@ -4,14 +4,11 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
 )
@@ -50,40 +47,6 @@ func TestAnswerEndsAfterRelease(t *testing.T) {
 			}
 		}
 	}
-}
-
-// The sender gives up and tries again, ten times, while the app works on the first: the app sees
-// them one after the other.
-func TestRetriesDoNotOverlap(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	up := startUpstream(t, nil)
-	c := startCaddy(t, onRedis(server), "redis_lock deploy\n"+up.proxy())
-	up.holdAll()
-	for try := range 10 {
-		ctx, giveUp := context.WithCancel(t.Context())
-		sent := make(chan answer)
-		go func() { sent <- do(ctx, newClient(t), http.MethodPost, c.url, `{"try": true}`) }()
-		if try == 0 {
-			await(t, "the first to run", func() bool { return up.runs() == 1 })
-			giveUp()
-			<-sent
-		} else {
-			wantStatus(t, <-sent, 423)
-			giveUp()
-		}
-	}
-	if begun, ended, _ := up.count(); begun != 1 || ended != 0 {
-		t.Errorf("%d began, %d ended; want the first one alone, still running", begun, ended)
-	}
-	up.letGo()
-	noKeys(t, server)
-	if _, _, cancelled := up.count(); cancelled != 0 {
-		t.Error("the hang-up cancelled the app's work")
-	}
-	await(t, "the next one to be served", func() bool { // nobody is there to hear of the release
-		return do(t.Context(), newClient(t), http.MethodPost, c.url, "").StatusCode == 200
-	})
 }
 
 // streaming sends a line each time it is told to.
@@ -179,91 +142,6 @@ func TestHangUpOverHTTP2(t *testing.T) {
 	}
 }
 
-// A Caddy dies with the lock: nobody starts before the second in the key, the next one soon after.
-func TestCrashOfHolder(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	up := startUpstream(t, nil)
-	site := "redis_lock deploy\n" + up.proxy()
-	dying := startCaddy(t, onRedis(server, "lease 2s"), site)
-	survivor := startCaddy(t, onRedis(server, "lease 2s", "wait 1m"), site)
-	up.occupy(t, dying.url)
-	dying.kill()
-	await(t, "the app to notice", func() bool { return up.runs() == 0 })
-	end, err := server.Client.Get(t.Context(), "lock.deploy").Int64()
-	if err != nil {
-		t.Fatal(err)
-	}
-	next := inFlight(t, survivor.url)
-	await(t, "the next to run", func() bool { return up.runs() == 1 })
-	now := server.Now(t)
-	if !now.After(time.Unix(end, 0)) {
-		t.Errorf("the next one started at %v, before %v", now, time.Unix(end, 0))
-	}
-	if late := now.Sub(time.Unix(end, 0)); late > 2500*time.Millisecond+5*time.Second { // noisy machines
-		t.Errorf("the next one started %v after the lock had run out", late)
-	}
-	up.letGo()
-	wantStatus(t, <-next, 200)
-	noKeys(t, server)
-}
-
-// A Caddy is stopped past its lease and goes on: its request is over, and it does not touch the
-// lock of the one that came after it.
-func TestStoppedHolderLeavesSuccessorAlone(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	up, upNext := startUpstream(t, nil), startUpstream(t, nil)
-	stopped := startCaddy(t, onRedis(server, "lease 1s"), "redis_lock deploy\n"+up.proxy())
-	other := startCaddy(t, onRedis(server, "lease 10s", "wait 1m"), "redis_lock deploy\n"+upNext.proxy())
-	up.holdAll()
-	upNext.holdAll()
-	first := inFlight(t, stopped.url)
-	await(t, "the first to run", func() bool { return up.runs() == 1 })
-	stopped.stop()
-	second := inFlight(t, other.url)
-	await(t, "the second to run", func() bool { return upNext.runs() == 1 })
-	stopped.cont()
-	wantStatus(t, <-first, 503)
-	stopped.awaitQuiet(t)
-	post(t, stopped.url, 423)
-	if server.Client.Exists(t.Context(), "lock.deploy").Val() != 1 {
-		t.Error("the successor's lock is gone")
-	}
-	upNext.letGo()
-	wantStatus(t, <-second, 200)
-	noKeys(t, server)
-}
-
-// Redis hangs for longer than the lease: the app is cancelled before anybody else can have the
-// lock, and nobody is stuck afterwards. The upstream is not taken out of rotation for it.
-func TestRedisHangsBeyondLease(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	up := startUpstream(t, nil)
-	c := startCaddy(t, onRedis(server, "lease 2s"), "redis_lock deploy\n"+
-		"reverse_proxy "+up.addr()+" {\nfail_duration 1m\n}"+outcomePage)
-	first := up.occupy(t, c.url)
-	server.Pause()
-	await(t, "the app to be cancelled", func() bool { _, _, cancelled := up.count(); return cancelled == 1 })
-	server.Resume() // whoever asks now asks after that
-	a := <-first
-	wantStatus(t, a, 503)
-	wantRetryAfter(t, a)
-	if !strings.HasPrefix(a.body, "lost ") {
-		t.Errorf("page %q, want outcome lost", a.body)
-	}
-	up.letGo()
-	await(t, "requests to be served again", func() bool {
-		return do(t.Context(), newClient(t), http.MethodPost, c.url, "").StatusCode == 200
-	})
-	if most := up.overlap(); most != 1 {
-		t.Errorf("%d at the same time", most)
-	}
-	noKeys(t, server)
-	c.awaitQuiet(t)
-}
-
 // A foreign hand at the key while a request runs: it is cancelled, and nobody else is let in
 // before that.
 func TestForeignHandWhileHeld(t *testing.T) {
@@ -290,46 +168,6 @@ func TestForeignHandWhileHeld(t *testing.T) {
 				t.Errorf("%d at the same time", most)
 			}
 		})
-	}
-}
-
-// 500 requests over 200 names at two Caddys with different leases, with clients that leave at
-// any moment: nothing overlaps, and nothing is left.
-func TestRandomAborts(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(rand.N(20 * time.Millisecond))
-		_, _ = w.Write(make([]byte, rand.N(100_000)))
-	})
-	site := "redis_lock {header.X-Name}\n" + up.proxy()
-	caddys := []*caddy{
-		startCaddy(t, onRedis(server, "lease 1s", "wait 5s"), site),
-		startCaddy(t, onRedis(server, "lease 3s", "wait 5s"), site),
-	}
-	requests := make(chan int)
-	var clients sync.WaitGroup
-	for range 25 {
-		clients.Go(func() {
-			client := newClient(t)
-			for i := range requests {
-				ctx, hangUp := context.WithTimeout(t.Context(), rand.N(60*time.Millisecond))
-				do(ctx, client, http.MethodPost, caddys[i%2].url, strings.Repeat("x", rand.N(10_000)), "X-Name", strconv.Itoa(rand.N(200)))
-				hangUp()
-			}
-		})
-	}
-	for i := range 500 {
-		requests <- i
-	}
-	close(requests)
-	clients.Wait()
-	noKeys(t, server)
-	for _, c := range caddys {
-		c.awaitQuiet(t)
-	}
-	if most := up.overlap(); most != 1 {
-		t.Errorf("%d of one name at the same time", most)
 	}
 }
 
