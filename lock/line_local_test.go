@@ -78,9 +78,16 @@ func TestNoStormDuringOutage(t *testing.T) {
 			asked.Add(1)
 			return lock.Grant{}, errNoDial
 		})
+		store.onRenew(noRenewal)
 		time.Sleep(100 * lock.Heartbeat)
 		if n := asked.Load(); n > 101 {
 			t.Errorf("asked %d times in 100 heartbeats", n)
+		}
+		store.onRenew(nil) // half of it is back
+		asked.Store(0)
+		time.Sleep(100 * lock.Heartbeat)
+		if n := asked.Load(); n > 200 {
+			t.Errorf("asked %d times in 100 heartbeats while the Store comes and goes", n)
 		}
 		store.onAcquire(nil)
 		release(t, h)

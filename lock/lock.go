@@ -85,7 +85,11 @@ func New(store Store, o Options) *Locker {
 		leftovers: leftovers{byKey: make(map[string][]Claim)},
 		onDeaf:    o.OnDeaf,
 	}
-	l.outages = outages{store: store, byShard: make(map[string]*outage), onOutage: o.OnOutage, onRecovery: func(away time.Duration) {
+	l.outages = outages{store: store, byShard: make(map[string]*outage), onOutage: func(err error) {
+		o.OnOutage(err)
+		l.lines.renewAll() // who takes over may lack them: their holders must not be the last to know
+
+	}, onRecovery: func(away time.Duration) {
 		o.OnRecovery(away)
 		l.lines.renewAll()
 		l.lines.nudgeAll()
@@ -102,6 +106,7 @@ func (l *Locker) hear() {
 			l.hears.Store(on)
 			if on {
 				l.deaf = false
+				l.lines.renewAll() // the last one broke: what is there may be another server
 			} else if err != nil && !l.deaf {
 				l.deaf = true
 				l.onDeaf(err)

@@ -8,11 +8,13 @@ import (
 )
 
 // A lock is renewed a third of its lease after the last renewal was sent, so that two may
-// fail. Times are rounded down to a common beat, a fraction of the lease: renewals that fall
-// due close together are sent together.
+// fail; and every maxRenewal, so that a holder soon learns of it if the Store has lost its lock.
+// Times are rounded down to a common beat: renewals that fall due close together are sent
+// together. One that failed is repeated a beat later.
 const (
 	renewalsPerLease = 3
-	beatsPerLease    = 32
+	maxRenewal       = 10 * time.Second
+	beatsPerRenewal  = 10
 )
 
 // An owner renews one lock. It is a timer until the first renewal is due, which most locks do
@@ -89,9 +91,13 @@ func (o *owner) hurryUp() {
 	}
 }
 
+func period(lease time.Duration) time.Duration { return min(lease/renewalsPerLease, maxRenewal) }
+
+func beat(lease time.Duration) time.Duration { return period(lease) / beatsPerRenewal }
+
 func untilRenewal(lease time.Duration, t0 time.Time) time.Duration {
-	due := t0.Add(lease / renewalsPerLease)
-	early := due.Sub(due.Truncate(lease / beatsPerLease))
+	due := t0.Add(period(lease))
+	early := due.Sub(due.Truncate(beat(lease)))
 	return time.Until(due) - early
 }
 
@@ -109,13 +115,19 @@ func (h *Handle) keepRenewing(ctx context.Context) {
 			h.lose(lost)
 			return
 		case err != nil:
-			pause = h.claim.Lease / beatsPerLease
+			pause = beat(h.claim.Lease)
 		case !h.prolong(grant, t0):
 			return
 		}
 		select {
 		case <-time.After(pause):
 		case <-h.owner.hurry:
+			// At most once a beat: a Store that comes and goes would have it renewed for ever.
+			select {
+			case <-time.After(time.Until(t0.Add(beat(h.claim.Lease)))):
+			case <-ctx.Done():
+				return
+			}
 		case <-ctx.Done():
 			return
 		}

@@ -288,28 +288,23 @@ func TestRecoveryIsShared(t *testing.T) {
 func TestRenewedAfterOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, store := newLocker(t)
-		times := logRenewals(store)
-		young := acquire(t, l, "young", lock.Lease(time.Hour))
 		old := acquire(t, l, "old", lock.Lease(time.Hour))
-		time.Sleep(21 * time.Minute) // both have been renewed once
-		release(t, young)
-		young = acquire(t, l, "young", lock.Lease(time.Hour)) // is not renewed yet
-		before := len(times())
+		time.Sleep(10*time.Second + time.Millisecond) // it has been renewed
+		young := acquire(t, l, "young", lock.Lease(time.Hour))
+		store.onRenew(noRenewal)
 		store.onAcquire(func(func() (lock.Grant, error)) (lock.Grant, error) { return lock.Grant{}, errNoDial })
 		_, err := l.Acquire(t.Context(), "other")
 		wantError(t, err, lock.ErrUnavailable)
 		store.onAcquire(nil)
-		time.Sleep(time.Second)
-		if n := len(times()) - before; n != 0 {
-			t.Errorf("%d renewals during the outage", n)
-		}
+		synctest.Wait()
+		times := logRenewals(store)
 		if err := store.ForceRelease(t.Context(), "lock.old"); err != nil {
 			t.Fatal(err)
 		}
 		release(t, acquire(t, l, "other"))
-		synctest.Wait()
-		if n := len(times()) - before; n != 2 {
-			t.Errorf("%d renewals after the outage, want one for each of 2 locks", n)
+		time.Sleep(1500 * time.Millisecond)
+		if n := len(times()); n < 2 {
+			t.Errorf("%d renewals soon after the outage, want one for each of 2 locks", n)
 		}
 		wantLost(t, old, lock.NotOwner)
 		release(t, young)
@@ -320,6 +315,43 @@ func TestRenewedAfterOutage(t *testing.T) {
 type sharded struct{ *faulty }
 
 func (sharded) Shard(key string) string { return key }
+
+// movable is a Store of one shard, which may become another one.
+type movable struct {
+	*faulty
+	shard string
+}
+
+func (s *movable) Shard(string) string { return s.shard }
+
+// A server dies and another one takes over, without a lock: its holder does not wait for anybody
+// else to ask.
+func TestLostByTakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &movable{faulty: &faulty{Store: lock.NewMemory()}, shard: "one"}
+		l := lock.New(store, lock.Options{})
+		h := acquire(t, l, "name", lock.Lease(time.Hour))
+		store.onAcquire(func(func() (lock.Grant, error)) (lock.Grant, error) { return lock.Grant{}, errNoDial })
+		store.onRenew(noRenewal)
+		_, err := l.Acquire(t.Context(), "other")
+		wantError(t, err, lock.ErrUnavailable)
+		synctest.Wait()
+		store.shard = "two"
+		store.onRenew(nil)
+		if err := store.ForceRelease(t.Context(), "lock.name"); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		<-h.Context().Done()
+		if took := time.Since(begin); took > 2*time.Second {
+			t.Errorf("noticed after %v", took)
+		}
+		wantLost(t, h, lock.NotOwner)
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
 
 // One shard of the Store is away: nobody notices who wants a lock of another one.
 func TestOutageOfOneShard(t *testing.T) {

@@ -51,10 +51,8 @@ func (s *servers) run(ctx context.Context, key string, call *scriptCall) (raw an
 		if way, err = s.of(ctx, key); err != nil {
 			break
 		}
-		if raw, sent, err = way.run(ctx, call); err == nil {
-			return raw, resent, nil
-		}
-		if tries < 0 {
+		raw, sent, err = way.run(ctx, call)
+		if err != nil && tries < 0 {
 			tries = int(way.client.PoolStats().IdleConns) + 1
 		}
 		if s.cluster != nil && (redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ")) {
