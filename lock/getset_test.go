@@ -193,6 +193,10 @@ func TestForeignHand(t *testing.T) {
 		{"overwrite with a later second", func(t *testing.T, s *redistest.Server) {
 			s.Client.Set(t.Context(), mainKey, value(t, s, mainKey)+5, 0)
 		}, lock.MainChanged, lock.Held, true},
+		{"overwrite with another type", func(t *testing.T, s *redistest.Server) {
+			s.Client.Del(t.Context(), mainKey)
+			s.Client.RPush(t.Context(), mainKey, "x")
+		}, lock.MainChanged, lock.ForeignValue, true},
 		{"GETSET of the same second", func(t *testing.T, s *redistest.Server) {
 			s.Client.GetSet(t.Context(), mainKey, value(t, s, mainKey))
 		}, lock.MainRewritten, lock.Held, true},

@@ -13,22 +13,29 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The scripts say the protocol, put together from parts: see loadGetSetScripts.
+// The scripts say the protocols, put together from parts: see loadScripts.
 //
-//go:embed getset/*.lua
-var getsetSources embed.FS
+//go:embed scripts
+var scriptSources embed.FS
 
-// getsetScripts are the operations.
-type getsetScripts struct{ acquire, renew, release, inspect, forceRelease *script }
+// A protocol is by which rules a lock's key is read and written: a directory of scripts.
+type protocol string
 
-var theGetSetScripts = loadGetSetScripts(func(source string) string { return source })
+const getsetProtocol protocol = "getset"
 
-// loadGetSetScripts has edit see the source of each.
-func loadGetSetScripts(edit func(source string) string) *getsetScripts {
+// scripts are the operations of a protocol.
+type scripts struct{ acquire, renew, release, inspect, forceRelease *script }
+
+var getsetScripts = loadScripts(getsetProtocol, func(source string) string { return source })
+
+// loadScripts has edit see the source of each. Where the protocols differ, a part is in the
+// protocol's directory; what is the same for all, above it.
+func loadScripts(p protocol, edit func(source string) string) *scripts {
+	own := func(file string) string { return string(p) + "/" + file }
 	load := func(files ...string) *script {
 		var source []byte
 		for _, file := range files {
-			part, err := getsetSources.ReadFile("getset/" + file + ".lua")
+			part, err := scriptSources.ReadFile("scripts/" + file + ".lua")
 			if err != nil {
 				panic(err) // embedded: cannot happen in a program that was built
 			}
@@ -36,19 +43,20 @@ func loadGetSetScripts(edit func(source string) string) *getsetScripts {
 		}
 		return newScript(edit(string(source)))
 	}
-	return &getsetScripts{
-		acquire:      load("head", "acquire_free", "state", "line", "acquire"),
-		renew:        load("head", "state", "renew"),
-		release:      load("head", "release_alone", "state", "line", "release"),
-		inspect:      load("head", "state", "inspect"),
-		forceRelease: load("head", "state", "force_release"),
+	key, rules := own("key"), own("rules")
+	return &scripts{
+		acquire:      load(key, "head", own("acquire_free"), "state", rules, "line", "acquire"),
+		renew:        load(key, "head", "state", rules, "renew"),
+		release:      load(key, "head", own("release_alone"), "state", rules, "line", "release"),
+		inspect:      load(key, "head", "state", rules, "inspect"),
+		forceRelease: load(key, "head", "force_release"),
 	}
 }
 
-// getset is the Store of the published SETNX locking pattern, see NewGetSet.
-type getset struct {
+// redisStore is a Store that runs the scripts of a protocol, see NewGetSet.
+type redisStore struct {
 	client   redis.UniversalClient
-	scripts  *getsetScripts
+	scripts  *scripts
 	calls    batcher
 	messages messages
 }
@@ -65,14 +73,14 @@ type getset struct {
 // the Store's back, its answer "not the owner" looks like a lost lock. The client must
 // honour deadlines (ContextTimeoutEnabled: true). Close closes it.
 func NewGetSet(client redis.UniversalClient) Store {
-	return newGetSet(client, theGetSetScripts)
+	return newRedisStore(client, getsetScripts)
 }
 
-func newGetSet(client redis.UniversalClient, scripts *getsetScripts) *getset {
-	return &getset{client: client, scripts: scripts, calls: batcher{client: client}, messages: newMessages(client)}
+func newRedisStore(client redis.UniversalClient, scripts *scripts) *redisStore {
+	return &redisStore{client: client, scripts: scripts, calls: batcher{client: client}, messages: newMessages(client)}
 }
 
-func (s *getset) Acquire(ctx context.Context, key string, claim Claim) (Grant, error) {
+func (s *redisStore) Acquire(ctx context.Context, key string, claim Claim) (Grant, error) {
 	const join, onlyLineUp = 1, 2
 	var more []int64
 	switch {
@@ -94,7 +102,7 @@ func (s *getset) Acquire(ctx context.Context, key string, claim Claim) (Grant, e
 	return rep.grant(claim.Lease), nil
 }
 
-func (s *getset) Renew(ctx context.Context, key string, claim Claim) (Grant, error) {
+func (s *redisStore) Renew(ctx context.Context, key string, claim Claim) (Grant, error) {
 	rep, _, err := s.run(ctx, s.scripts.renew, key, claim)
 	if err != nil {
 		return Grant{}, err
@@ -105,7 +113,7 @@ func (s *getset) Renew(ctx context.Context, key string, claim Claim) (Grant, err
 	return rep.grant(claim.Lease), nil
 }
 
-func (s *getset) Release(ctx context.Context, key string, claim Claim) (Successor, error) {
+func (s *redisStore) Release(ctx context.Context, key string, claim Claim) (Successor, error) {
 	rep, resent, err := s.run(ctx, s.scripts.release, key, claim)
 	switch {
 	case err != nil:
@@ -120,7 +128,7 @@ func (s *getset) Release(ctx context.Context, key string, claim Claim) (Successo
 	return Successor{Token: rep.successor, Grant: rep.grant(0)}, nil
 }
 
-func (s *getset) Inspect(ctx context.Context, key string) error {
+func (s *redisStore) Inspect(ctx context.Context, key string) error {
 	rep, _, err := s.run(ctx, s.scripts.inspect, key, Claim{})
 	if err != nil {
 		return err
@@ -131,14 +139,14 @@ func (s *getset) Inspect(ctx context.Context, key string) error {
 	return nil
 }
 
-func (s *getset) ForceRelease(ctx context.Context, key string) error {
+func (s *redisStore) ForceRelease(ctx context.Context, key string) error {
 	_, _, err := s.run(ctx, s.scripts.forceRelease, key, Claim{})
 	return err
 }
 
-func (s *getset) Listen(process Process, listener Listener) { s.messages.listen(process, listener) }
+func (s *redisStore) Listen(process Process, listener Listener) { s.messages.listen(process, listener) }
 
-func (s *getset) Close() error {
+func (s *redisStore) Close() error {
 	s.messages.close()
 	s.calls.close()
 	return s.client.Close()
@@ -147,7 +155,7 @@ func (s *getset) Close() error {
 // run sends one operation, and again if its connection broke: that a server was restarted, or
 // closes idle connections, is found out only by writing to it, once for each connection of the
 // pool. resent tells that an earlier one may have been carried out.
-func (s *getset) run(ctx context.Context, script *script, key string, claim Claim, more ...int64) (rep reply, resent bool, err error) {
+func (s *redisStore) run(ctx context.Context, script *script, key string, claim Claim, more ...int64) (rep reply, resent bool, err error) {
 	call := newCall(script, key, claim, more)
 	raw, sent, err := s.calls.run(ctx, call)
 	if brokenConnection(err) {
@@ -211,15 +219,14 @@ func neverSent(err error) bool {
 	return ok && op.Op == "dial"
 }
 
-// reply is what a script answers: an integer, of a new lock its fence; or {1, expiry, fence, now}
-// and from a release the successor's token; or {0, expiry of the one in the way, now, why} and
-// from an acquire place, 1 if it is new, and length of the line. Expiries are Unix seconds, now
-// is in Unix microseconds, by the server's clock.
+// reply is what a script answers: an integer, of a new lock its fence; or {1, left, fence}
+// and from a release the successor's token; or {0, left of the one in the way, why} and
+// from an acquire place, 1 if it is new, and length of the line. left is for how long, in
+// microseconds.
 type reply struct {
 	plain     bool // an integer
-	expiry    int64
+	left      int64
 	fence     int64
-	now       int64
 	successor Token
 	why       Reason // empty: yes
 	place     int64
@@ -227,12 +234,7 @@ type reply struct {
 	line      int
 }
 
-// ttl is cut off at a century: a foreign program may write any 12 digits.
-func (r reply) ttl() time.Duration {
-	const century = 100 * 365 * 24 * time.Hour
-	us := min(r.expiry*1_000_000-r.now, int64(century/time.Microsecond))
-	return time.Duration(us) * time.Microsecond
-}
+func (r reply) ttl() time.Duration { return time.Duration(r.left) * time.Microsecond }
 
 // grant has a new lock last for its lease: whole seconds make that longer, never shorter.
 func (r reply) grant(lease time.Duration) Grant {
@@ -243,8 +245,7 @@ func (r reply) grant(lease time.Duration) Grant {
 }
 
 func (r reply) held() error {
-	// The lock is free only strictly after the second that it names.
-	return &HeldError{Why: r.why, For: max(0, r.ttl()+time.Second), Place: r.place, NewPlace: r.newPlace, Line: r.line}
+	return &HeldError{Why: r.why, For: r.ttl(), Place: r.place, NewPlace: r.newPlace, Line: r.line}
 }
 
 // decodeReply checks a script's answer, which may come from a proxy or from a server
@@ -259,18 +260,15 @@ func decodeReply(raw any) (reply, error) {
 	var r reply
 	ok := false
 	switch {
-	case fit(fields, &yes, &r.expiry, &r.fence, &r.now),
-		fit(fields, &yes, &r.expiry, &r.fence, &r.now, &successor):
+	case fit(fields, &yes, &r.left, &r.fence),
+		fit(fields, &yes, &r.left, &r.fence, &successor):
 		ok = yes == 1
-	case fit(fields, &yes, &r.expiry, &r.now, &why),
-		fit(fields, &yes, &r.expiry, &r.now, &why, &r.place, &added, &line):
+	case fit(fields, &yes, &r.left, &why),
+		fit(fields, &yes, &r.left, &why, &r.place, &added, &line):
 		ok = yes == 0 && why != ""
 	}
-	// No script of ours writes such numbers: a lifetime computed from them would overflow and
-	// look like a long one.
-	const maxSecond = 1_000_000_000_000 // 12 digits, as acquire.lua accepts
-	if !ok || r.expiry < 0 || r.expiry >= maxSecond || r.now <= 0 || r.now/1_000_000 >= maxSecond ||
-		r.fence < 0 || r.place < 0 || line < 0 {
+	const maxLeft = 1e15 // as state.lua has it; far more would overflow
+	if !ok || r.left < 0 || r.left > maxLeft || r.fence < 0 || r.place < 0 || line < 0 {
 		return reply{}, fmt.Errorf("unexpected reply of a lock script: %.100v", raw)
 	}
 	r.successor, r.why, r.newPlace, r.line = Token(successor), Reason(why), added == 1, int(line)
