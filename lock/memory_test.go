@@ -9,7 +9,7 @@ import (
 
 func TestMemoryConformance(t *testing.T) {
 	store := lock.NewMemory()
-	locktest.TestStore(t, []locktest.Ability{locktest.Fences, locktest.Line}, func(*testing.T) func() lock.Store {
-		return func() lock.Store { return store }
+	locktest.TestStore(t, []locktest.Ability{locktest.Fences, locktest.Line}, func(*testing.T) locktest.World {
+		return locktest.World{Open: func() lock.Store { return store }}
 	})
 }
