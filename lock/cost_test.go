@@ -29,6 +29,7 @@ func TestDocumentedCost(t *testing.T) {
 		expired func(*redis.Client) // leaves what a holder does that died
 	}{
 		{"What it costs", lock.NewGetSet, func(c *redis.Client) { c.Set(t.Context(), mainKey, 1, 0) }},
+		{"The protocol `token`", lock.NewToken, func(c *redis.Client) { c.HSet(t.Context(), holderKey, "t", "dead", "e", 1) }},
 	} {
 		t.Run(protocol.section, func(t *testing.T) {
 			t.Parallel()

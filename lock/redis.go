@@ -21,12 +21,18 @@ var scriptSources embed.FS
 // A protocol is by which rules a lock's key is read and written: a directory of scripts.
 type protocol string
 
-const getsetProtocol protocol = "getset"
+const (
+	getsetProtocol protocol = "getset"
+	tokenProtocol  protocol = "token"
+)
 
 // scripts are the operations of a protocol.
 type scripts struct{ acquire, renew, release, inspect, forceRelease *script }
 
-var getsetScripts = loadScripts(getsetProtocol, func(source string) string { return source })
+var (
+	getsetScripts = loadScripts(getsetProtocol, func(source string) string { return source })
+	tokenScripts  = loadScripts(tokenProtocol, func(source string) string { return source })
+)
 
 // loadScripts has edit see the source of each. Where the protocols differ, a part is in the
 // protocol's directory; what is the same for all, above it.
@@ -53,7 +59,7 @@ func loadScripts(p protocol, edit func(source string) string) *scripts {
 	}
 }
 
-// redisStore is a Store that runs the scripts of a protocol, see NewGetSet.
+// redisStore is a Store that runs the scripts of a protocol, see NewGetSet and NewToken.
 type redisStore struct {
 	client   redis.UniversalClient
 	scripts  *scripts
@@ -74,6 +80,19 @@ type redisStore struct {
 // honour deadlines (ContextTimeoutEnabled: true). Close closes it.
 func NewGetSet(client redis.UniversalClient) Store {
 	return newRedisStore(client, getsetScripts)
+}
+
+// NewToken returns a Store that keeps locks in Redis by the convention of most programs that lock
+// there: the key holds its holder's random token and ends with the lock (SET key token NX PX
+// lease), and whoever gives it back compares the token first. Programs of that convention share
+// locks with us. Fence and line are beside the key, as with [NewGetSet], which also says what the
+// client must be like.
+//
+// Here the key alone decides: one that is deleted or evicted frees its lock at once, while its
+// holder still runs, where [NewGetSet] keeps the others out. Choose it for the sake of programs
+// that lock like this already. See docs/protocol.md.
+func NewToken(client redis.UniversalClient) Store {
+	return newRedisStore(client, tokenScripts)
 }
 
 func newRedisStore(client redis.UniversalClient, scripts *scripts) *redisStore {

@@ -31,8 +31,8 @@ end
 
 if t == token and not broken() then
   local expiry = tonumber(e or 0)
-  if unconfirmed then
-    -- It was handed over to us. As RENEW does.
+  if unconfirmed or expiry <= now then
+    -- It was handed over to us, or somebody has its key last longer. As RENEW does.
     expiry = math.max(expiry, now + lease + grain)
     redis.call('HSET', holder, 'e', write(expiry, token))
     redis.call('HDEL', holder, 'c')
