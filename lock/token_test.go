@@ -409,3 +409,34 @@ func TestTokenExpiresByTheMillisecond(t *testing.T) {
 		t.Errorf("said to be free at %v, want the millisecond after %v", said, end)
 	}
 }
+
+// As during a change of protocols: neither takes what the other has.
+func TestProtocolsStayOutOfEachOthersWay(t *testing.T) {
+	t.Parallel()
+	for _, swap := range []bool{false, true} {
+		server := redistest.Start(t)
+		first, second := openGetSet(t, server), openToken(t, server)
+		if swap {
+			first, second = second, first
+		}
+		holder, other := lock.Claim{Token: newToken(), Lease: time.Minute}, lock.Claim{Token: newToken(), Lease: time.Minute}
+		if _, err := first.Acquire(t.Context(), mainKey, holder); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second time after a release of what it never had
+			if _, err := second.Acquire(t.Context(), mainKey, other); !errors.Is(err, lock.ErrHeld) {
+				t.Errorf("acquire: %v, want held", err)
+			}
+			if _, err := second.Renew(t.Context(), mainKey, holder); !errors.Is(err, lock.ErrLost) {
+				t.Errorf("renew by the other protocol: %v, want lost", err)
+			}
+			_ = giveBack(t, second, mainKey, other.Token)
+		}
+		if err := giveBack(t, first, mainKey, holder.Token); err != nil {
+			t.Errorf("release: %v", err)
+		}
+		if _, err := second.Acquire(t.Context(), mainKey, other); err != nil {
+			t.Errorf("acquire after the release: %v", err)
+		}
+	}
+}
