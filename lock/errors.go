@@ -45,7 +45,7 @@ const (
 	Free          Reason = "free"           // nobody's, but the claim was for a place in line only
 	OwnerLive     Reason = "owner-live"     // the key is gone or overwritten, but its owner's lease still runs
 	ForeignHolder Reason = "foreign-holder" // a live lock of a program that knows nothing of the line
-	ForeignValue  Reason = "foreign-value"  // the key holds something that is no lock
+	ForeignValue  Reason = "foreign-value"  // the key holds something that is no lock, or one that never ends
 )
 
 // Reasons in a [LostError].

@@ -2,9 +2,6 @@ package lock_test
 
 import (
 	"errors"
-	"os"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,7 +20,12 @@ const (
 
 func openGetSet(t *testing.T, server *redistest.Server) lock.Store {
 	t.Helper()
-	return over(t, &redis.UniversalOptions{Addrs: []string{server.Addr}})()
+	return open(t, server, lock.NewGetSet)
+}
+
+func open(t *testing.T, server *redistest.Server, newStore func(redis.UniversalClient) lock.Store) lock.Store {
+	t.Helper()
+	return over(t, newStore, &redis.UniversalOptions{Addrs: []string{server.Addr}})()
 }
 
 // value returns what the lock's key holds, and fails unless it is a plain integer.
@@ -178,6 +180,10 @@ func TestForeignHand(t *testing.T) {
 		{"overwrite with a later second", func(t *testing.T, s *redistest.Server) {
 			s.Client.Set(t.Context(), mainKey, value(t, s, mainKey)+5, 0)
 		}, lock.MainChanged, lock.Held, true},
+		{"overwrite with another type", func(t *testing.T, s *redistest.Server) {
+			s.Client.Del(t.Context(), mainKey)
+			s.Client.RPush(t.Context(), mainKey, "x")
+		}, lock.MainChanged, lock.ForeignValue, true},
 		{"GETSET of the same second", func(t *testing.T, s *redistest.Server) {
 			s.Client.GetSet(t.Context(), mainKey, value(t, s, mainKey))
 		}, lock.MainRewritten, lock.Held, true},
@@ -291,85 +297,5 @@ func TestBrokenConnectionIsReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 		server.Client.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes")
-	}
-}
-
-// The commands that docs/protocol.md lists for each operation, but for TIME, which the tests use
-// themselves.
-func TestDocumentedCost(t *testing.T) {
-	t.Parallel()
-	document, err := os.ReadFile("../docs/protocol.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := redistest.Start(t)
-	store := openGetSet(t, server)
-	process := lock.NewProcess()
-	newClaim := func(p lock.Process) lock.Claim { return lock.Claim{Token: p.NewToken(), Lease: time.Hour, Wait: true} }
-	holder, near, far := newClaim(process), newClaim(process), newClaim(lock.NewProcess())
-	try := func(key string, c lock.Claim) {
-		_, err := store.Acquire(t.Context(), key, c)
-		if held, ok := errors.AsType[*lock.HeldError](err); err != nil && !ok {
-			t.Error(err)
-		} else if ok && c.Token == near.Token {
-			near.Place = held.Place
-		}
-	}
-	free := func(key string, c lock.Claim) {
-		c.Wait = false
-		if _, err := store.Release(t.Context(), key, c); err != nil {
-			t.Error(err)
-		}
-	}
-	warmUp := func() { // the first use of a script says EVAL
-		token := newToken()
-		try("warm", lock.Claim{Token: token, Lease: time.Second})
-		if _, err := store.Renew(t.Context(), "warm", lock.Claim{Token: token, Lease: time.Second}); err != nil {
-			t.Error(err)
-		}
-		free("warm", lock.Claim{Token: token, Lease: time.Second})
-	}
-	warmUp()
-	for _, step := range []struct {
-		operation string
-		do        func()
-	}{
-		{"acquire, free", func() { try(mainKey, holder) }},
-		{"acquire, held", func() { try(mainKey, lock.Claim{Token: newToken(), Lease: time.Second}) }},
-		{"renew", func() { _, _ = store.Renew(t.Context(), mainKey, holder) }},
-		{"acquire, held, the first to take a place", func() { try(mainKey, near) }},
-		{"asking again in line", func() { try(mainKey, near) }},
-		{"", func() { try(mainKey, far) }},
-		{"release, hand-over inside a process", func() { free(mainKey, holder) }},
-		{"release, hand-over to another process", func() { free(mainKey, near) }},
-		{"asking after a hand-over", func() { try(mainKey, far) }},
-		{"", func() { free(mainKey, far) }},
-		{"", func() { try(mainKey, holder) }},
-		{"release", func() { free(mainKey, holder) }},
-		{"", func() { server.Client.Set(t.Context(), mainKey, 1, 0) }},
-		{"acquire, expired", func() { try(mainKey, holder) }},
-	} {
-		before := server.Commands(t)
-		step.do()
-		if step.operation == "" {
-			continue
-		}
-		var ran []string
-		for command, n := range server.Commands(t) {
-			if command != "evalsha" {
-				ran = append(ran, slices.Repeat([]string{strings.ToUpper(command)}, n-before[command])...)
-			}
-		}
-		row := regexp.MustCompile(`(?m)^\| ` + step.operation + ` \| ([A-Z ]+) \|$`).FindSubmatch(document)
-		if row == nil {
-			t.Errorf("docs/protocol.md does not say what %q costs", step.operation)
-			continue
-		}
-		want := slices.DeleteFunc(strings.Fields(string(row[1])), func(command string) bool { return command == "TIME" })
-		slices.Sort(want)
-		slices.Sort(ran)
-		if !slices.Equal(ran, want) {
-			t.Errorf("%s: ran %v, documented %v", step.operation, ran, want)
-		}
 	}
 }

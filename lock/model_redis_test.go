@@ -17,6 +17,7 @@ import (
 var modelEdits = []struct{ pattern, with string }{
 	{`redis\.call\('TIME'\)`, `redis.call('HMGET', 'clock', 's', 'us')`},
 	{`redis\.call\('PEXPIRE', (\w+), (.*)\)\n`, `redis.call('PEXPIREAT', $1, string.format('%d', fake_ms() + $2))` + "\n"},
+	{`'PX', (.*)\)\n`, `'PXAT', string.format('%d', fake_ms() + ($1)))` + "\n"},
 	{`redis\.call\('PTTL', (\w+)\)`, `(function() local at = redis.call('PEXPIRETIME', $1); return at < 0 and at or at - fake_ms() end)()`},
 	{`^`, `local function fake_ms()
   local clock = redis.call('HMGET', 'clock', 's', 'us')
@@ -175,7 +176,7 @@ func (m *model) restore(now int8, k modelKeys) {
 		p.Del(ctx, modelKey, holderOf, lineOf, aliveOf)
 		p.HSet(ctx, "clock", "s", m.micros(now)/1e6, "us", m.micros(now)%1e6)
 		if k.main != never {
-			p.Set(ctx, modelKey, second0+int64(k.main), 0)
+			p.Set(ctx, modelKey, m.mainText(k.main), 0)
 			if k.mainEnd != never {
 				p.PExpireAt(ctx, modelKey, millis(k.mainEnd))
 			}
@@ -193,7 +194,7 @@ func (m *model) restore(now int8, k modelKeys) {
 			p.HSet(ctx, holderOf, "c", fmt.Sprintf("P%d", k.c-1))
 		}
 		if k.e != never {
-			p.HSet(ctx, holderOf, "e", second0+int64(k.e))
+			p.HSet(ctx, holderOf, "e", m.endText(k.e))
 		}
 		if k.l != never {
 			p.HSet(ctx, holderOf, "l", m.micros(k.l))
@@ -250,12 +251,6 @@ func (m *model) dump(now int8) modelKeys {
 		}
 		return never
 	}
-	seconds := func(text string, found bool) int8 {
-		if !found {
-			return never
-		}
-		return int8(max(longAgo/perSecond, must(strconv.ParseInt(text, 10, 64))-second0))
-	}
 	micros := func(text string, found bool) int8 {
 		if !found {
 			return never
@@ -263,10 +258,14 @@ func (m *model) dump(now int8) modelKeys {
 		return m.ticksOf(must(strconv.ParseInt(text, 10, 64)))
 	}
 	var k modelKeys
-	k.main, k.mainEnd = seconds(main.Val(), main.Err() == nil), end(0)
+	k.main, k.mainEnd, k.e = never, end(0), never
+	if main.Err() == nil {
+		k.main = m.mainOf(main.Val())
+	}
 	record := holder.Val()
-	e, found := record["e"]
-	k.e = seconds(e, found)
+	if e, found := record["e"]; found {
+		k.e = m.endOf(e)
+	}
 	l, found := record["l"]
 	k.l = micros(l, found)
 	if record["t"] != "" {

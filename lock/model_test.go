@@ -23,8 +23,7 @@ import (
 // makes a waiter ask sooner, needs no step of its own: lost, late and repeated ones are the
 // same as asking later, or once more.
 //
-// All moments are ticks since the beginning of the present second; those of the keys main and
-// e, seconds. Fences and places are ranks. So states that differ only in when they come
+// All moments are ticks since the beginning of the present second. Fences and places are ranks. So states that differ only in when they come
 // about are one state, and the exploration ends.
 const (
 	maxCallers = 4
@@ -71,7 +70,7 @@ type (
 	}
 	// modelKeys is what Redis holds. Callers are counted from 1, processes, too; 0 is nobody.
 	modelKeys struct {
-		main, mainEnd  int8 // never: no key; no TTL
+		main, mainEnd  int8 // never: no key; no TTL. See mainText.
 		t, p, c, f     int8
 		e, l           int8 // never: no such field
 		line           [maxCallers]struct{ who, place int8 }
@@ -145,9 +144,9 @@ const (
 	loseMain = iota
 	loseLine
 	loseAlive
-	writeMain // as the published pattern does, but whenever it likes
-	writeSame
-	stepBack // of Redis's clock, by a second
+	writeMain // see foreignWrite
+	writeSame // see foreignKeeps
+	stepBack  // of Redis's clock, by a second
 )
 
 var actionNames = [actions]string{
@@ -156,6 +155,7 @@ var actionNames = [actions]string{
 }
 
 type model struct {
+	protocol protocol
 	modelCase
 	store   Store
 	client  *redis.Client
@@ -351,10 +351,7 @@ func (m *model) execute(w *world, request message) answer {
 	var a answer
 	w.keys, a = m.redisDoes(w.now, w.keys, request)
 	k := &w.keys
-	check(k.main == before.main || k.main == never || k.mainEnd >= (k.main+2)*perSecond && k.mainEnd != never,
-		"main's TTL is missing, or too short")
-	foreign := before.main != never && before.mainEnd == never && before.main >= w.now/perSecond
-	check(!foreign || k.main == before.main && k.mainEnd == never, "the key of a foreign program is written to")
+	m.checkKey(w.now, &before, k)
 	check(k.line[0].who == 0 || k.lineEnd != never, "the line without a TTL")
 	check(!k.holderHasNoEnd, "the holder record without a TTL")
 	if m.mutant == startsOnMessage && k.t != before.t && k.c != 0 {
@@ -429,6 +426,7 @@ func (m *model) begin(w *world, who, deadline, fence int8) {
 	check(fence > w.started, "fence %d after %d", fence, w.started)
 	w.started = fence
 	*c = callerState{stage: running, deadline: deadline, here: true, order: c.order}
+	m.checkForeigner(w)
 }
 
 // unanswered is what a caller makes of an attempt without an answer: it waits on only if it
@@ -462,7 +460,7 @@ func (m *model) tick(w *world) bool {
 	}
 	if w.now == perSecond {
 		w.now = 0
-		w.keys.shift(-1)
+		m.shift(&w.keys, -1)
 		for i := range w.callers {
 			c := &w.callers[i]
 			if c.op.kind != 0 {
@@ -484,20 +482,6 @@ func (m *model) tick(w *world) bool {
 		k.alive, k.aliveEnd = [2]int8{never, never}, never
 	}
 	return true
-}
-
-// shift moves all moments by seconds.
-func (k *modelKeys) shift(seconds int8) {
-	for _, s := range []*int8{&k.main, &k.e} {
-		if *s != never {
-			*s = max(longAgo/perSecond, *s+seconds)
-		}
-	}
-	for _, s := range []*int8{&k.mainEnd, &k.l, &k.lineEnd, &k.alive[0], &k.alive[1], &k.aliveEnd} {
-		if *s != never {
-			*s = max(longAgo, *s+seconds*perSecond)
-		}
-	}
 }
 
 // allDone is true if nobody has anything to do before time passes.
@@ -547,13 +531,11 @@ func (m *model) misfortune(w *world, a action) bool {
 	case loseAlive:
 		k.alive, k.aliveEnd = [2]int8{never, never}, never
 	case writeMain:
-		k.main, k.mainEnd = w.now/perSecond+2, never
+		m.foreignWrite(w)
 	case writeSame:
-		if k.e != never && k.e > 0 {
-			k.main, k.mainEnd = k.e, never
-		}
+		m.foreignKeeps(k)
 	case stepBack:
-		k.shift(1)
+		m.shift(k, 1)
 	}
 	return before != *k
 }
@@ -674,7 +656,7 @@ func (m *model) limit(w *world) int8 {
 		return who > 0 && w.callers[who-1].stage != gone && !w.crashed[m.callers[who-1].process]
 	}
 	limit := int8(3) // the keys count whole seconds, and nobody asks more often than each half second
-	holds := lives(k.t) && k.main == k.e && k.mainEnd != never
+	holds := lives(k.t) && m.isHolders(k)
 	if holds && w.callers[k.t-1].stage == leaving {
 		holds = !w.callers[k.t-1].executed // otherwise its release was overtaken by what it is to take back
 	}
@@ -682,14 +664,7 @@ func (m *model) limit(w *world) int8 {
 		holds = w.callers[k.t-1].due || m.firstOf(w, m.callers[k.t-1].process) == k.t-1 // it is about to ask
 	}
 	if !holds {
-		until := int8(0)
-		if k.main != never {
-			until = k.main
-		}
-		if k.t > 0 && k.e != never {
-			until = max(until, k.e)
-		}
-		limit += max(0, (until+1)*perSecond-w.now)
+		limit += max(0, m.blockedUntil(k)-w.now)
 	}
 	var dead [2]bool
 	for _, entry := range k.line {

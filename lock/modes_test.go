@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"os"
@@ -15,75 +16,95 @@ import (
 	"github.com/caddy-redis-lock/caddy-redis-lock/lock/locktest"
 )
 
-var fencesAndLine = []locktest.Ability{locktest.Fences, locktest.Line}
+// What each kind of Store is able to do. The README's table says the same.
+var (
+	getsetAbilities = []locktest.Ability{locktest.Fences, locktest.Line, locktest.OutlivesKey}
+	tokenAbilities  = []locktest.Ability{locktest.Fences, locktest.Line, locktest.EndsWithKey}
+	memoryAbilities = []locktest.Ability{locktest.Fences, locktest.Line}
+)
 
-// modes are the ways in which people run Redis. Each returns what opens Stores of one deployment.
+// modes are the ways in which people run Redis: each starts a deployment, and returns how to
+// reach it and what deletes a key.
 var modes = []struct {
-	name      string
-	abilities []locktest.Ability
-	start     func(t *testing.T) (open func() lock.Store)
+	name  string
+	start func(t *testing.T) (reach *redis.UniversalOptions, del func(key string))
 }{
-	{"memory", fencesAndLine, func(t *testing.T) func() lock.Store {
-		store := lock.NewMemory()
-		return func() lock.Store { return store }
-	}},
-	{"one server", fencesAndLine, func(t *testing.T) func() lock.Store {
+	{"one server", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
 		server := redistest.Start(t)
-		return func() lock.Store { return openGetSet(t, server) }
+		return &redis.UniversalOptions{Addrs: []string{server.Addr}}, deleteIn(server.Client)
 	}},
-	{"unix socket", fencesAndLine, func(t *testing.T) func() lock.Store {
+	{"unix socket", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
 		socket := filepath.Join(t.TempDir(), "redis.sock")
-		redistest.Start(t, "--unixsocket", socket)
-		return over(t, &redis.UniversalOptions{Addrs: []string{socket}})
+		server := redistest.Start(t, "--unixsocket", socket)
+		return &redis.UniversalOptions{Addrs: []string{socket}}, deleteIn(server.Client)
 	}},
-	{"TLS and a user", fencesAndLine, func(t *testing.T) func() lock.Store {
+	{"TLS and a user", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
 		certs := redistest.NewCertificates(t)
 		acl := filepath.Join(t.TempDir(), "users.acl")
 		if err := os.WriteFile(acl, []byte("user default on nopass ~* &* +@all\nuser locker on >secret ~lock.* ~{lock.* &redis_lock:* +@all\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		server := redistest.StartTLS(t, certs, "--aclfile", acl)
-		return over(t, &redis.UniversalOptions{
+		return &redis.UniversalOptions{
 			Addrs: []string{server.Addr}, Username: "locker", Password: "secret", TLSConfig: clientTLS(t, certs),
-		})
+		}, deleteIn(server.Client)
 	}},
-	{"sentinel", fencesAndLine, func(t *testing.T) func() lock.Store {
+	{"sentinel", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
 		sentinel := redistest.StartSentinelWith(t, redistest.Credentials{Password: "data"}, redistest.Credentials{Password: "guard"})
-		return over(t, &redis.UniversalOptions{
+		return &redis.UniversalOptions{
 			Addrs: sentinel.Addrs, MasterName: sentinel.Name, Password: "data", SentinelPassword: "guard",
-		})
+		}, deleteIn(sentinel.Client)
 	}},
-	{"cluster", fencesAndLine, func(t *testing.T) func() lock.Store {
-		return overCluster(t, redistest.StartCluster(t))
+	{"cluster", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
+		cluster := redistest.StartCluster(t)
+		return toCluster(cluster), func(key string) { deleteIn(cluster.MasterOf(t, key).Client)(key) }
 	}},
 }
 
+func deleteIn(client *redis.Client) func(key string) {
+	return func(key string) { client.Del(context.Background(), key) }
+}
+
+func toCluster(cluster *redistest.Cluster) *redis.UniversalOptions {
+	return &redis.UniversalOptions{Addrs: cluster.Addrs[:2], IsClusterMode: true}
+}
+
 func TestConformance(t *testing.T) {
+	t.Run("memory", func(t *testing.T) {
+		t.Parallel()
+		store := lock.NewMemory()
+		locktest.TestStore(t, memoryAbilities, locktest.World{Open: func() lock.Store { return store }})
+	})
 	for _, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
 			t.Parallel()
-			open := mode.start(t)
-			locktest.TestStore(t, mode.abilities, func(*testing.T) func() lock.Store { return open })
+			reach, del := mode.start(t)
+			t.Run("getset", func(t *testing.T) {
+				locktest.TestStore(t, getsetAbilities, locktest.World{Open: over(t, lock.NewGetSet, reach), LoseKey: del})
+			})
+			t.Run("token", func(t *testing.T) {
+				locktest.TestStore(t, tokenAbilities, locktest.World{Open: over(t, lock.NewToken, reach), LoseKey: del})
+			})
 		})
 	}
 }
 
 // over returns what opens Stores over clients with these options.
-func over(t *testing.T, options *redis.UniversalOptions) (open func() lock.Store) {
+func over(t *testing.T, newStore func(redis.UniversalClient) lock.Store, options *redis.UniversalOptions) (open func() lock.Store) {
 	return func() lock.Store {
 		own := *options
 		own.Addrs = slices.Clone(options.Addrs) // a cluster's client writes to it
 		own.MaxRetries = -1
 		own.DialerRetries = 1
 		own.ContextTimeoutEnabled = true
-		store := lock.NewGetSet(redis.NewUniversalClient(&own))
+		store := newStore(redis.NewUniversalClient(&own))
 		t.Cleanup(func() { store.Close() })
 		return store
 	}
 }
 
 func overCluster(t *testing.T, cluster *redistest.Cluster) (open func() lock.Store) {
-	return over(t, &redis.UniversalOptions{Addrs: cluster.Addrs[:2], IsClusterMode: true})
+	return over(t, lock.NewGetSet, toCluster(cluster))
 }
 
 func clientTLS(t *testing.T, certs *redistest.Certificates) *tls.Config {

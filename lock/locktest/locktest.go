@@ -25,12 +25,25 @@ type Ability string
 const (
 	Fences Ability = "a fencing token that grows with every lock taken"
 	Line   Ability = "one line for all processes, first come, first served"
+
+	// Of Stores whose keys others can delete, each has one of these. They need a World's LoseKey.
+	OutlivesKey Ability = "a lock whose key is lost stays its holder's until that releases it"
+	EndsWithKey Ability = "a lock whose key is lost is free"
 )
 
-// TestStore runs the suite for a Store with the given abilities. world is called once for each
-// test and returns a function that opens Stores, all of which see the same locks; tests may
-// share a world, as each has a key of its own.
-func TestStore(t *testing.T, abilities []Ability, world func(t *testing.T) (open func() lock.Store)) {
+// A World is where locks are.
+type World struct {
+	// Open opens a Store; all of them see the same locks.
+	Open func() lock.Store
+
+	// LoseKey removes a lock's key, and nothing that the Store keeps beside it. Nil where
+	// nobody can.
+	LoseKey func(key string)
+}
+
+// TestStore runs the suite for a Store with the given abilities. The tests share the world: each
+// has a key of its own.
+func TestStore(t *testing.T, abilities []Ability, world World) {
 	always := map[string]func(*suite){
 		"free lock is granted":                     (*suite).grantsFreeLock,
 		"held lock is refused to others":           (*suite).refusesHeldLock,
@@ -67,6 +80,12 @@ func TestStore(t *testing.T, abilities []Ability, world func(t *testing.T) (open
 			"hand-over is told":                        (*suite).tellsOfHandOver,
 			"late owner hands nothing over":            (*suite).lateOwnerHandsNothingOver,
 		},
+		OutlivesKey: {
+			"lost key frees nothing": (*suite).outlivesKey,
+		},
+		EndsWithKey: {
+			"lost key frees, holder learns of it": (*suite).endsWithKey,
+		},
 	}
 	tests := always
 	for _, ability := range abilities {
@@ -75,9 +94,8 @@ func TestStore(t *testing.T, abilities []Ability, world func(t *testing.T) (open
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			open := world(t)
-			key := "lock.conformance " + name
-			test(&suite{T: t, open: open, Store: open(), key: key, fences: slices.Contains(abilities, Fences)})
+			key := "lock." + t.Name()
+			test(&suite{T: t, World: world, Store: world.Open(), key: key, fences: slices.Contains(abilities, Fences)})
 		})
 	}
 }
@@ -89,7 +107,7 @@ func newToken() lock.Token { return lock.NewProcess().NewToken() }
 type suite struct {
 	*testing.T
 	lock.Store
-	open   func() lock.Store
+	World
 	key    string
 	fences bool
 }
@@ -105,7 +123,7 @@ func (s *suite) grantsFreeLock() {
 func (s *suite) refusesHeldLock() {
 	s.acquire(s.key, newToken(), 30*time.Second)
 	s.held(s.key, newToken(), lock.Held, 32*time.Second)
-	other := s.open()
+	other := s.Open()
 	_, err := other.Acquire(s.Context(), s.key, lock.Claim{Token: newToken(), Lease: long})
 	if !errors.Is(err, lock.ErrHeld) {
 		s.Errorf("through another Store: %v, want held", err)
@@ -299,6 +317,29 @@ func (s *suite) forceReleases() {
 	s.lost(err, lock.NotOwner)
 	s.later(first, s.acquire(s.key, newToken(), long))
 	s.lost(s.giveBack(s.key, token), lock.NotOwner)
+}
+
+func (s *suite) outlivesKey() {
+	token := newToken()
+	first := s.acquire(s.key, token, long)
+	s.LoseKey(s.key)
+	_, err := s.Renew(s.Context(), s.key, lock.Claim{Token: token, Lease: long})
+	s.lost(err, lock.MainGone)
+	s.held(s.key, newToken(), lock.OwnerLive, long+2*time.Second)
+	s.lost(s.giveBack(s.key, token), lock.MainGone)
+	s.later(first, s.acquire(s.key, newToken(), long))
+}
+
+func (s *suite) endsWithKey() {
+	token := newToken()
+	first := s.acquire(s.key, token, long)
+	s.LoseKey(s.key)
+	_, err := s.Renew(s.Context(), s.key, lock.Claim{Token: token, Lease: long})
+	s.lost(err, lock.MainGone)
+	next := newToken()
+	s.later(first, s.acquire(s.key, next, long))
+	s.lost(s.giveBack(s.key, token), lock.NotOwner)
+	s.release(s.key, next)
 }
 
 func (s *suite) acquire(key string, token lock.Token, lease time.Duration) lock.Grant {

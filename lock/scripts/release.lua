@@ -1,7 +1,7 @@
--- RELEASE: validates the expiry, then DEL; or hands the lock over to the first
--- in line.
+-- RELEASE: checks that it is still the caller's lock, then DEL; or hands it over
+-- to the first in line.
 --
--- 1; or {1, E, fence, now_us, token of the successor}; or {0, 0, now_us, why}
+-- 1; or {1, time left, fence, token of the successor}; or {0, 0, why}
 --
 -- The record's token and end go in any case, so that whoever comes next need
 -- not wait for a holder that has stopped; the fence stays, so that it only
@@ -14,19 +14,19 @@ end
 if t ~= token then
   if t and predecessor == token then
     -- Sent again because its reply got lost. Writes nothing.
-    return {1, tonumber(e), f, now_us, t}
+    return {1, left(tonumber(e)), f, t}
   end
-  return {0, 0, now_us, 'not-owner'}
+  return {0, 0, 'not-owner'}
 end
 local why = broken()
 if why then
   redis.call('HDEL', holder, 't', 'e', 'c', 'p')
-  return {0, 0, now_us, why}
+  return {0, 0, why}
 end
 local first = first_in_line()
 if first then
   local expiry, fence, successor = hand_over(first, process_of(token))
-  return {1, expiry, fence, now_us, successor}
+  return {1, left(expiry), fence, successor}
 end
 redis.call('HDEL', holder, 't', 'e', 'c', 'p', 'l')
 redis.call('DEL', main, line, alive)

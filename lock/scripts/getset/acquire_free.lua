@@ -4,7 +4,7 @@ if not record[4] and ARGV[3] ~= '2' and not ARGV[4] then
   local time = redis.call('TIME')
   local now = tonumber(time[1])
   if not t or tonumber(e or 0) < now then
-    local expiry = now + lease + 1
+    local expiry = now + lease + grain
     local format = string.format -- to integers, it is what costs least
     local value = format('%d', expiry)
     if redis.call('SETNX', main, value) == 1 then
@@ -12,7 +12,7 @@ if not record[4] and ARGV[3] ~= '2' and not ARGV[4] then
       local fence = math.max(f + 1, now_us)
       redis.call('PEXPIREAT', main, format('%d', (expiry + grace) * 1000))
       redis.call('HSET', holder, 't', token, 'e', value, 'f', format('%d', fence))
-      redis.call('PEXPIRE', holder, format('%d', math.max(holder_ttl, 2 * (lease + 1 + grace)) * 1000))
+      redis.call('PEXPIRE', holder, format('%d', math.max(holder_ttl, 2 * (lease + grain + grace)) * 1000))
       return fence
     end
   end

@@ -1,6 +1,6 @@
 -- The steps that concern the line, for the scripts that serve it.
 
-local confirm = 1         -- seconds: the lease of a hand-over to another process
+local confirm = 2         -- seconds from now: the lease of a hand-over to another process
 local presence = 3000000  -- microseconds that a process counts as alive after it asked
 
 local unconfirmed, predecessor
@@ -34,11 +34,11 @@ local function hand_over(entry, process)
   local its_process = process_of(to)
   local near = its_process == process
   its_lease = tonumber(its_lease)
-  local expiry = now + (near and its_lease or confirm) + 1
+  local expiry = now + (near and its_lease + grain or confirm)
   local fence = math.max(f + 1, now_us)
   redis.call('ZREM', line, entry)
-  write(expiry)
-  redis.call('HSET', holder, 't', to, 'e', expiry, 'f', fence, 'p', token)
+  local written = write(expiry, to)
+  redis.call('HSET', holder, 't', to, 'e', written, 'f', fence, 'p', token)
   if near then
     redis.call('HDEL', holder, 'c')
   else

@@ -1,8 +1,9 @@
--- Every script starts with these lines: what the lock's holder record says.
+-- Every script starts with what its protocol says of the lock's key
+-- (<protocol>/key.lua), and these lines: what the lock's holder record says.
 --
--- KEYS[1]  main    the lock itself: the Unix second (integer) at which it stops
---                  being valid, as in the published SETNX locking pattern
--- KEYS[2]  holder  hash beside it: t token, e the second written to main, f fence;
+-- KEYS[1]  main    the lock itself
+-- KEYS[2]  holder  hash beside it: t token, e the Unix second at which its lock
+--                  ends, f fence;
 --                  and as long as somebody waits, or did when last looked at:
 --                  l the microsecond until which somebody in line may live,
 --                  c the process that was handed the lock and has not confirmed
@@ -12,10 +13,12 @@
 -- ARGV[1]  token   of the caller: "process.random", fresh for every acquisition
 -- ARGV[2]  lease   seconds
 --
+-- In a script a moment is a Unix second, and a key's end that of the lock that it
+-- says. What the scripts answer is how long it is until then, in microseconds.
+--
 -- Numbers go to redis.call as numbers, which writes all of their digits. Lua's
 -- own tostring would turn the 16 digits of a fence into 1.7530000001235e+15.
 
-local grace = 2         -- seconds between the lock's end and the key's TTL
 local holder_ttl = 600  -- seconds that the holder record outlives its last use
 
 local main, holder, line, alive = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

@@ -9,13 +9,21 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The scripts say the protocol, put together from parts: see loadGetSetScripts.
+// The scripts say the protocols, put together from parts: see loadScripts.
 //
-//go:embed getset/*.lua
-var getsetSources embed.FS
+//go:embed scripts
+var scriptSources embed.FS
 
-// getsetScripts are the operations.
-type getsetScripts struct{ acquire, renew, release, inspect, forceRelease *script }
+// A protocol is by which rules a lock's key is read and written: a directory of scripts.
+type protocol string
+
+const (
+	getsetProtocol protocol = "getset"
+	tokenProtocol  protocol = "token"
+)
+
+// scripts are the operations of a protocol.
+type scripts struct{ acquire, renew, release, inspect, forceRelease *script }
 
 // How scripts tell of a hand-over: by themselves, or by their callers.
 const (
@@ -24,18 +32,22 @@ const (
 )
 
 var (
-	theGetSetScripts     = loadGetSetScripts(tellNow, unedited)
-	clusterGetSetScripts = loadGetSetScripts(tellLater, unedited)
+	getsetScripts        = loadScripts(getsetProtocol, tellNow, unedited)
+	clusterGetsetScripts = loadScripts(getsetProtocol, tellLater, unedited)
+	tokenScripts         = loadScripts(tokenProtocol, tellNow, unedited)
+	clusterTokenScripts  = loadScripts(tokenProtocol, tellLater, unedited)
 )
 
 func unedited(source string) string { return source }
 
-// loadGetSetScripts has edit see the source of each.
-func loadGetSetScripts(tell string, edit func(source string) string) *getsetScripts {
+// loadScripts has edit see the source of each. Where the protocols differ, a part is in the
+// protocol's directory; what is the same for all, above it.
+func loadScripts(p protocol, tell string, edit func(source string) string) *scripts {
+	own := func(file string) string { return string(p) + "/" + file }
 	load := func(files ...string) *script {
 		var source []byte
 		for _, file := range files {
-			part, err := getsetSources.ReadFile("getset/" + file + ".lua")
+			part, err := scriptSources.ReadFile("scripts/" + file + ".lua")
 			if err != nil {
 				panic(err) // embedded: cannot happen in a program that was built
 			}
@@ -43,19 +55,20 @@ func loadGetSetScripts(tell string, edit func(source string) string) *getsetScri
 		}
 		return newScript(edit(string(source)))
 	}
-	return &getsetScripts{
-		acquire:      load("head", "acquire_free", "state", tell, "line", "acquire"),
-		renew:        load("head", "state", "renew"),
-		release:      load("head", "release_alone", "state", tell, "line", "release"),
-		inspect:      load("head", "state", "inspect"),
-		forceRelease: load("head", "state", "force_release"),
+	key, rules := own("key"), own("rules")
+	return &scripts{
+		acquire:      load(key, "head", own("acquire_free"), "state", rules, tell, "line", "acquire"),
+		renew:        load(key, "head", "state", rules, "renew"),
+		release:      load(key, "head", own("release_alone"), "state", rules, tell, "line", "release"),
+		inspect:      load(key, "head", "state", rules, "inspect"),
+		forceRelease: load(key, "head", "force_release"),
 	}
 }
 
-// getset is the Store of the published SETNX locking pattern, see NewGetSet.
-type getset struct {
+// redisStore is a Store that runs the scripts of a protocol, see NewGetSet and NewToken.
+type redisStore struct {
 	servers  *servers
-	scripts  *getsetScripts
+	scripts  *scripts
 	messages *messages
 }
 
@@ -73,16 +86,32 @@ type getset struct {
 // The client must honour deadlines (ContextTimeoutEnabled: true). Close closes it.
 func NewGetSet(client redis.UniversalClient) Store {
 	if _, ok := client.(*redis.ClusterClient); ok {
-		return newGetSet(client, clusterGetSetScripts)
+		return newRedisStore(client, clusterGetsetScripts)
 	}
-	return newGetSet(client, theGetSetScripts)
+	return newRedisStore(client, getsetScripts)
 }
 
-func newGetSet(client redis.UniversalClient, scripts *getsetScripts) *getset {
-	return &getset{servers: newServers(client), scripts: scripts, messages: newMessages(client)}
+// NewToken returns a Store that keeps locks in Redis by the convention of most programs that lock
+// there: the key holds its holder's random token and ends with the lock (SET key token NX PX
+// lease), and whoever gives it back compares the token first. Programs of that convention share
+// locks with us. Fence and line are beside the key, as with [NewGetSet], which also says what the
+// client must be like.
+//
+// Here the key alone decides: one that is deleted or evicted frees its lock at once, while its
+// holder still runs, where [NewGetSet] keeps the others out. Choose it for the sake of programs
+// that lock like this already. See docs/protocol.md.
+func NewToken(client redis.UniversalClient) Store {
+	if _, ok := client.(*redis.ClusterClient); ok {
+		return newRedisStore(client, clusterTokenScripts)
+	}
+	return newRedisStore(client, tokenScripts)
 }
 
-func (s *getset) Acquire(ctx context.Context, key string, claim Claim) (Grant, error) {
+func newRedisStore(client redis.UniversalClient, scripts *scripts) *redisStore {
+	return &redisStore{servers: newServers(client), scripts: scripts, messages: newMessages(client)}
+}
+
+func (s *redisStore) Acquire(ctx context.Context, key string, claim Claim) (Grant, error) {
 	const join, onlyLineUp = 1, 2
 	var more []int64
 	switch {
@@ -105,7 +134,7 @@ func (s *getset) Acquire(ctx context.Context, key string, claim Claim) (Grant, e
 	return rep.grant(claim.Lease), nil
 }
 
-func (s *getset) Renew(ctx context.Context, key string, claim Claim) (Grant, error) {
+func (s *redisStore) Renew(ctx context.Context, key string, claim Claim) (Grant, error) {
 	rep, _, err := s.run(ctx, s.scripts.renew, key, claim)
 	if err != nil {
 		return Grant{}, err
@@ -116,7 +145,7 @@ func (s *getset) Renew(ctx context.Context, key string, claim Claim) (Grant, err
 	return rep.grant(claim.Lease), nil
 }
 
-func (s *getset) Release(ctx context.Context, key string, claim Claim) (Successor, error) {
+func (s *redisStore) Release(ctx context.Context, key string, claim Claim) (Successor, error) {
 	rep, resent, err := s.run(ctx, s.scripts.release, key, claim)
 	switch {
 	case err != nil:
@@ -134,7 +163,7 @@ func (s *getset) Release(ctx context.Context, key string, claim Claim) (Successo
 	return Successor{Token: rep.successor, Grant: rep.grant(0)}, nil
 }
 
-func (s *getset) Inspect(ctx context.Context, key string) error {
+func (s *redisStore) Inspect(ctx context.Context, key string) error {
 	rep, _, err := s.run(ctx, s.scripts.inspect, key, Claim{})
 	if err != nil {
 		return err
@@ -145,22 +174,22 @@ func (s *getset) Inspect(ctx context.Context, key string) error {
 	return nil
 }
 
-func (s *getset) ForceRelease(ctx context.Context, key string) error {
+func (s *redisStore) ForceRelease(ctx context.Context, key string) error {
 	_, _, err := s.run(ctx, s.scripts.forceRelease, key, Claim{})
 	return err
 }
 
-func (s *getset) Shard(key string) string { return s.servers.shard(key) }
+func (s *redisStore) Shard(key string) string { return s.servers.shard(key) }
 
-func (s *getset) Listen(process Process, listener Listener) { s.messages.listen(process, listener) }
+func (s *redisStore) Listen(process Process, listener Listener) { s.messages.listen(process, listener) }
 
-func (s *getset) Close() error {
+func (s *redisStore) Close() error {
 	s.messages.close()
 	return s.servers.close()
 }
 
 // run sends one operation. resent tells that an earlier one may have been carried out.
-func (s *getset) run(ctx context.Context, script *script, key string, claim Claim, more ...int64) (rep reply, resent bool, err error) {
+func (s *redisStore) run(ctx context.Context, script *script, key string, claim Claim, more ...int64) (rep reply, resent bool, err error) {
 	raw, resent, err := s.servers.run(ctx, key, newCall(script, key, claim, more))
 	if err != nil {
 		return reply{}, resent, err
@@ -172,16 +201,14 @@ func (s *getset) run(ctx context.Context, script *script, key string, claim Clai
 	return rep, resent, nil
 }
 
-// reply is what a script answers: an integer, of a new lock its fence; or {1, expiry, fence, now}
-// and from a release the successor's token; or {0, expiry of the one in the way, now, why} and
+// reply is what a script answers: an integer, of a new lock its fence; or {1, left, fence}
+// and from a release the successor's token; or {0, left of the one in the way, why} and
 // from an acquire place, 1 if it is new, length of the line, and whom the lock was handed over
-// to, if it was. Expiries are Unix seconds, now
-// is in Unix microseconds, by the server's clock.
+// to, if it was. left is for how long, in microseconds.
 type reply struct {
 	plain     bool // an integer
-	expiry    int64
+	left      int64
 	fence     int64
-	now       int64
 	successor Token
 	why       Reason // empty: yes
 	place     int64
@@ -189,12 +216,7 @@ type reply struct {
 	line      int
 }
 
-// ttl is cut off at a century: a foreign program may write any 12 digits.
-func (r reply) ttl() time.Duration {
-	const century = 100 * 365 * 24 * time.Hour
-	us := min(r.expiry*1_000_000-r.now, int64(century/time.Microsecond))
-	return time.Duration(us) * time.Microsecond
-}
+func (r reply) ttl() time.Duration { return time.Duration(r.left) * time.Microsecond }
 
 // grant has a new lock last for its lease: whole seconds make that longer, never shorter.
 func (r reply) grant(lease time.Duration) Grant {
@@ -205,8 +227,7 @@ func (r reply) grant(lease time.Duration) Grant {
 }
 
 func (r reply) held() error {
-	// The lock is free only strictly after the second that it names.
-	return &HeldError{Why: r.why, For: max(0, r.ttl()+time.Second), Place: r.place, NewPlace: r.newPlace, Line: r.line}
+	return &HeldError{Why: r.why, For: r.ttl(), Place: r.place, NewPlace: r.newPlace, Line: r.line}
 }
 
 // decodeReply checks a script's answer, which may come from a proxy or from a server
@@ -221,19 +242,16 @@ func decodeReply(raw any) (reply, error) {
 	var r reply
 	ok := false
 	switch {
-	case fit(fields, &yes, &r.expiry, &r.fence, &r.now),
-		fit(fields, &yes, &r.expiry, &r.fence, &r.now, &successor):
+	case fit(fields, &yes, &r.left, &r.fence),
+		fit(fields, &yes, &r.left, &r.fence, &successor):
 		ok = yes == 1
-	case fit(fields, &yes, &r.expiry, &r.now, &why),
-		fit(fields, &yes, &r.expiry, &r.now, &why, &r.place, &added, &line),
-		fit(fields, &yes, &r.expiry, &r.now, &why, &r.place, &added, &line, &successor):
+	case fit(fields, &yes, &r.left, &why),
+		fit(fields, &yes, &r.left, &why, &r.place, &added, &line),
+		fit(fields, &yes, &r.left, &why, &r.place, &added, &line, &successor):
 		ok = yes == 0 && why != ""
 	}
-	// No script of ours writes such numbers: a lifetime computed from them would overflow and
-	// look like a long one.
-	const maxSecond = 1_000_000_000_000 // 12 digits, as acquire.lua accepts
-	if !ok || r.expiry < 0 || r.expiry >= maxSecond || r.now <= 0 || r.now/1_000_000 >= maxSecond ||
-		r.fence < 0 || r.place < 0 || line < 0 {
+	const maxLeft = 1e15 // as state.lua has it; far more would overflow
+	if !ok || r.left < 0 || r.left > maxLeft || r.fence < 0 || r.place < 0 || line < 0 {
 		return reply{}, fmt.Errorf("unexpected reply of a lock script: %.100v", raw)
 	}
 	r.successor, r.why, r.newPlace, r.line = Token(successor), Reason(why), added == 1, int(line)

@@ -1,11 +1,11 @@
--- ACQUIRE: SETNX on a free key, GETSET on an expired one; or a place in line.
+-- ACQUIRE: the lock, or a place in line.
 --
 -- ARGV[3]  mode   none: go away when refused, 1 line up when refused, 2 line up in any case
 -- ARGV[4]  place  of the caller in the line, as this script said before, if it has one
 --
 -- fence, for a lock that lasts for the whole lease from now on at least; or
--- {1, E, fence, now_us}; or
--- {0, E of the one in the way, now_us, why, place, 1 if the place is new, length of the line,
+-- {1, time left, fence}; or
+-- {0, time left of the one in the way, why, place, 1 if the place is new, length of the line,
 --  token that this question handed the lock to, if it did}
 
 local mode, place = ARGV[3], tonumber(ARGV[4] or 0)
@@ -31,20 +31,19 @@ local function line_up()
 end
 
 if t == token and not broken() then
-  local expiry = tonumber(e)
-  if unconfirmed then
-    -- It was handed over to us. As RENEW does.
-    expiry = math.max(expiry, now + lease + 1)
-    write(expiry)
-    redis.call('HSET', holder, 'e', expiry)
+  local expiry = tonumber(e or 0)
+  if unconfirmed or expiry <= now then
+    -- It was handed over to us, or somebody has its key last longer. As RENEW does.
+    expiry = math.max(expiry, now + lease + grain)
+    redis.call('HSET', holder, 'e', write(expiry, token))
     redis.call('HDEL', holder, 'c')
     keep_record(lease)
   end
   -- Otherwise our own attempt, sent again because its reply got lost.
-  return {1, expiry, f, now_us}
+  return {1, left(expiry), f}
 end
 
-local until_second, why = blocker()
+local free_at, why = blocker()
 local successor, _
 if not why and mode ~= '2' then
   if t and unconfirmed then
@@ -63,16 +62,15 @@ if not why and mode ~= '2' then
         redis.call('HDEL', holder, 'l') -- the line is empty, and not only late
       end
     end
-    local expiry = now + lease + 1
     local fence = math.max(f + 1, now_us)
-    write(expiry)
-    redis.call('HSET', holder, 't', token, 'e', expiry, 'f', fence)
+    local written = write(now + lease + grain, token)
+    redis.call('HSET', holder, 't', token, 'e', written, 'f', fence)
     keep_record(lease)
     return fence
   end
   -- Nobody takes it before the first, who may not know yet that it is free.
-  until_second, _, successor = hand_over(first)
-  why = 'held'
+  free_at, _, successor = hand_over(first)
+  free_at, why = free_at + grain, 'held'
 end
 if mode then
   line_up()
@@ -81,4 +79,4 @@ local length = 0
 if line_until >= now_us then
   length = redis.call('ZCARD', line)
 end
-return {0, until_second or 0, now_us, why or 'free', place, added, length, successor}
+return {0, left(free_at or 0), why or 'free', place, added, length, successor}
