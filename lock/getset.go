@@ -21,7 +21,10 @@ var getsetSources embed.FS
 // getsetScripts are the operations.
 type getsetScripts struct{ acquire, renew, release, inspect, forceRelease *script }
 
-var theGetSetScripts = loadGetSetScripts(func(source string) string { return source })
+var (
+	theGetSetScripts     = loadGetSetScripts(func(source string) string { return source })
+	theGetSetNodeScripts = theGetSetScripts.withMarker()
+)
 
 // loadGetSetScripts has edit see the source of each.
 func loadGetSetScripts(edit func(source string) string) *getsetScripts {
@@ -66,6 +69,29 @@ type getset struct {
 // honour deadlines (ContextTimeoutEnabled: true). Close closes it.
 func NewGetSet(client redis.UniversalClient) Store {
 	return newGetSet(client, theGetSetScripts)
+}
+
+// NewGetSetNode returns a Store like that of NewGetSet for one node of [NewQuorum]: a Redis that
+// came up without what it knew, or was flushed, refuses ([Restarted]) for the claim's lease and 2
+// seconds. It finds out by a key of its own ("{redis_lock}:since"), which no lock's key can be: these
+// have no braces, and what stands beside them ends otherwise.
+func NewGetSetNode(client redis.UniversalClient) Store {
+	return newGetSet(client, theGetSetNodeScripts)
+}
+
+const markerKey = "{redis_lock}:since"
+
+// withMarker has a node refuse what would be its vote, see marker.lua.
+func (s getsetScripts) withMarker() *getsetScripts {
+	marker, err := getsetSources.ReadFile("getset/marker.lua")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
+	}
+	for _, vote := range []**script{&s.acquire, &s.renew} {
+		*vote = newScript(string(marker) + (*vote).source.(string))
+		(*vote).keys = []any{markerKey}
+	}
+	return &s
 }
 
 func newGetSet(client redis.UniversalClient, scripts *getsetScripts) *getset {
