@@ -104,7 +104,8 @@ func (q *quorum) Renew(ctx context.Context, key string, claim Claim) (Grant, err
 
 func (q *quorum) Release(ctx context.Context, key string, claim Claim) (Successor, error) {
 	b := q.held(claim.Token)
-	if b == nil {
+	foreign := b == nil
+	if foreign {
 		b = newBallot(key, claim, len(q.nodes))
 	}
 	q.forget(b)
@@ -114,6 +115,9 @@ func (q *quorum) Release(ctx context.Context, key string, claim Claim) (Successo
 		err := q.nodes[i].release(op, q.few(), b.key, b.claim(claim.Lease))
 		if may[i] != notThere && !(answered(err) && (err == nil || may[i] == surely)) {
 			q.tasks.Go(func() { q.discard(i, b, may[i]) })
+		}
+		if errors.Is(err, ErrLost) && may[i] == notThere && !foreign {
+			err = nil // this one never had it
 		}
 		return Grant{}, err
 	}), (*tally).released)

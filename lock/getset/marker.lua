@@ -7,7 +7,7 @@
 --                  comes back empty, or is flushed, has none; one that comes back
 --                  with older data, or a replica that took over, has another run's.
 --
--- {0, second at which it votes again, now_us, 'restarted'}, or on to what follows
+-- {0, second after which it votes, now_us, 'restarted'}, or on to what follows
 do
   local since_restart = 2  -- seconds, beyond the lease: the key counts whole ones
 
@@ -22,6 +22,6 @@ do
   end
   local votes = first_seen + (tonumber(ARGV[2]) + since_restart) * 1000000
   if now_us < votes then
-    return {0, math.ceil(votes / 1000000), now_us, 'restarted'}
+    return {0, math.floor(votes / 1000000), now_us, 'restarted'}
   end
 end
