@@ -18,6 +18,7 @@ type ballot struct {
 	lease time.Duration // the longest that a node was asked for
 	over  bool          // whatever a node grants from now on is to be given back
 	may   []presence
+	since time.Time // when a majority agreed first
 	until time.Time // somebody may believe in the lock
 }
 
@@ -109,7 +110,11 @@ func (b *ballot) longest() time.Duration {
 func (b *ballot) granted(grant Grant) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.until = time.Now().Add(grant.TTL)
+	now := time.Now()
+	if b.since.IsZero() {
+		b.since = now
+	}
+	b.until = now.Add(grant.TTL)
 }
 
 // believed is true if somebody may still believe in an earlier answer.

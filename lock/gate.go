@@ -1,6 +1,8 @@
 package lock
 
 import (
+	"maps"
+	"math/rand/v2"
 	"sync"
 	"time"
 )
@@ -56,4 +58,26 @@ func (g *gates) forget(key string, at *gate) {
 	if at.users--; at.users == 0 {
 		delete(g.byKey, key)
 	}
+}
+
+// A process learns at once that a lock is free which it has released itself; others find out by
+// asking. So that they have a chance, too, its callers who wait let as much time pass as that may take,
+// about once in yieldEvery for which the process has had the lock: a sixteenth of the time at most.
+const yieldEvery = 16 * maxPoll
+
+func (q *quorum) yield(b *ballot) {
+	now := time.Now()
+	if now.Sub(b.since) <= rand.N(yieldEvery) {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	maps.DeleteFunc(q.yields, func(_ string, until time.Time) bool { return until.Before(now) })
+	q.yields[b.key] = now.Add(maxPoll + time.Millisecond)
+}
+
+func (q *quorum) yielding(key string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return time.Now().Before(q.yields[key])
 }

@@ -17,6 +17,7 @@ type quorum struct {
 
 	mu      sync.Mutex
 	ballots map[Token]*ballot // of the claims that hold a lock
+	yields  map[string]time.Time
 
 	tasks    sync.WaitGroup
 	stop     chan struct{} // closed by Close
@@ -35,7 +36,8 @@ type quorum struct {
 // is told of a lock's end: the first who waits in each process asks. Close waits for what is under
 // way in the background, an operation's time at most, and closes the nodes.
 func NewQuorum(nodes ...Store) Store {
-	q := &quorum{need: len(nodes)/2 + 1, gates: gates{byKey: make(map[string]*gate)}, ballots: make(map[Token]*ballot), stop: make(chan struct{})}
+	q := &quorum{need: len(nodes)/2 + 1, gates: gates{byKey: make(map[string]*gate)},
+		ballots: make(map[Token]*ballot), yields: make(map[string]time.Time), stop: make(chan struct{})}
 	for _, store := range nodes {
 		q.nodes = append(q.nodes, newNode(store))
 	}
@@ -49,6 +51,8 @@ func (q *quorum) Acquire(ctx context.Context, key string, claim Claim) (Grant, e
 		if err = q.Inspect(ctx, key); err == nil {
 			err = &HeldError{Why: Free}
 		}
+	} else if claim.Wait && q.yielding(key) {
+		err = &HeldError{Why: Held}
 	} else {
 		grant, err = q.elect(ctx, key, claim)
 	}
@@ -121,6 +125,9 @@ func (q *quorum) Release(ctx context.Context, key string, claim Claim) (Successo
 		}
 		return Grant{}, err
 	}), (*tally).released)
+	if t.agrees() {
+		q.yield(b)
+	}
 	return Successor{}, t.outcome(claim.Lease)
 }
 

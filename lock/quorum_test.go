@@ -444,3 +444,38 @@ func TestQuorumFaultsInTurn(t *testing.T) {
 		t.Errorf("two at once, %d of %d times", work.overlap.Load(), work.times.Load())
 	}
 }
+
+// A process whose callers come one after the other does not keep the caller of another process
+// from its turn for long.
+func TestQuorumBusyProcessLetsOthersIn(t *testing.T) {
+	t.Parallel()
+	const requests, fair = 6, 25 // turns of others before one's own, on average
+	servers := startNodes(t, 3)
+	busy, other := newQuorumLocker(t, servers, lock.Options{}), newQuorumLocker(t, servers, lock.Options{})
+	ctx, stop := context.WithCancel(t.Context())
+	var work section
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				h := acquire(t, busy, "foo", lock.Wait(time.Minute))
+				work.run(h, 100*time.Millisecond)
+				release(t, h)
+			}
+		})
+	}
+	var waited int64
+	for range requests {
+		before := work.times.Load()
+		await(t, "the others have had a turn", func() bool { return work.times.Load() > before })
+		before = work.times.Load()
+		h := acquire(t, other, "foo", lock.Wait(time.Minute))
+		waited += work.times.Load() - before
+		release(t, h)
+	}
+	stop()
+	wg.Wait()
+	if waited > requests*fair {
+		t.Errorf("%d requests waited for %d turns of others, want %d at most", requests, waited, requests*fair)
+	}
+}
