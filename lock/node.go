@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
 	"time"
@@ -52,6 +53,7 @@ func (n *node) reach(op until, few bool, key string, do func() error) error {
 // acquire first gives back what is left over of the same key, which would be taken for
 // somebody else's.
 func (n *node) acquire(op until, few bool, b *ballot, lease time.Duration) (grant Grant, err error) {
+	late := false
 	err = n.reach(op, few, b.key, func() error {
 		for _, claim := range n.leftovers.of(b.key) {
 			if _, err := n.store.Release(op, b.key, claim); !answered(err) {
@@ -59,12 +61,15 @@ func (n *node) acquire(op until, few bool, b *ballot, lease time.Duration) (gran
 			}
 			n.leftovers.remove(b.key, claim)
 		}
-		if b.closed() {
-			return &UnavailableError{Err: errLate}
+		if late = b.closed(); late {
+			return nil
 		}
 		grant, err = n.store.Acquire(op, b.key, b.claim(lease))
 		return err
 	})
+	if late { // it was decided without the node, and nobody wants to know
+		return Grant{}, &UnavailableError{Err: context.DeadlineExceeded}
+	}
 	if held, ok := errors.AsType[*HeldError](err); ok && held.Why == Restarted {
 		from := time.Now().Add(held.For)
 		n.votesFrom.Store(&from)
@@ -73,9 +78,6 @@ func (n *node) acquire(op until, few bool, b *ballot, lease time.Duration) (gran
 	}
 	return grant, err
 }
-
-// errLate is for nobody: without the node it has been decided.
-var errLate = errors.New("too late")
 
 func (n *node) renew(op until, few bool, b *ballot, lease time.Duration) (grant Grant, err error) {
 	err = n.reach(op, few, b.key, func() error {

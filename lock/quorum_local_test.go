@@ -120,6 +120,7 @@ func TestQuorumRepeatedAcquireTakesNothingBack(t *testing.T) {
 		if _, err := q.Acquire(t.Context(), "key", claim); err != nil {
 			t.Fatal(err)
 		}
+		synctest.Wait() // the third has it, too
 		nodes[1].hangs.Store(true)
 		nodes[2].hangs.Store(true)
 		if _, err := q.Acquire(t.Context(), "key", claim); !errors.Is(err, ErrUnavailable) {
@@ -177,6 +178,22 @@ func TestQuorumRenewalHeals(t *testing.T) {
 		}
 		if _, err := q.Release(t.Context(), "key", claim); err != nil {
 			t.Errorf("release: %v", err)
+		}
+	})
+}
+
+// Whoever has no lock gets none by renewing it.
+func TestQuorumRenewalOfNoLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, q := newSwitched(t)
+		nodes[1].hangs.Store(true)
+		nodes[2].hangs.Store(true)
+		claim := Claim{Token: NewProcess().NewToken(), Lease: time.Minute}
+		if _, err := q.Renew(t.Context(), "key", claim); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("renew: %v, want unavailable", err)
+		}
+		if err := nodes[0].Inspect(t.Context(), "key"); err != nil {
+			t.Errorf("a node after that: %v, want it free", err)
 		}
 	})
 }

@@ -30,6 +30,7 @@ type simRules struct {
 	noMarker   bool // a node that came back empty votes at once
 	noMajority bool // one node is enough
 	fromAnswer bool // the lease counts from the answer
+	manyFaults bool // of all nodes, and all the time: none of the algorithm's, but of the world's
 }
 
 // A simNode is a server: all processes see the same one.
@@ -233,6 +234,14 @@ func simulate(t *testing.T, rules simRules, lasts time.Duration) (taken, overlap
 			}
 			defer func() { _ = l.Close(context.Background()) }()
 		}
+		for i := 0; rules.manyFaults && i < len(nodes); i++ {
+			processes.Go(func() {
+				for time.Now().Before(end) {
+					time.Sleep(rand.N(4 * simLease))
+					nodes[i].fault()
+				}
+			})
+		}
 		for time.Now().Before(end) {
 			time.Sleep(2*simLease + 4*time.Second + rand.N(simLease))
 			nodes[rand.N(len(nodes))].fault()
@@ -251,6 +260,16 @@ func TestQuorumSimulation(t *testing.T) {
 	}
 	if taken < 150 {
 		t.Errorf("taken only %d times", taken)
+	}
+}
+
+// However many fail at once: fewer get the lock, and no two at once.
+func TestQuorumSimulationOfManyFaults(t *testing.T) {
+	t.Parallel()
+	taken, overlaps := simulate(t, simRules{manyFaults: true}, simTime)
+	t.Logf("taken %d times", taken)
+	if overlaps > 0 || taken == 0 {
+		t.Errorf("taken %d times, and two held it at once %d times", taken, overlaps)
 	}
 }
 

@@ -244,7 +244,7 @@ func TestQuorumOfNewNodes(t *testing.T) {
 	claim.LineUp = false
 	firstSeen := servers[0].Client.Get(t.Context(), markerKey).Val()
 	if ttl := servers[0].Client.TTL(t.Context(), markerKey).Val(); firstSeen == "" || ttl != -1 {
-		t.Errorf("marker %q with TTL %v, want one that stays", firstSeen, ttl)
+		t.Fatalf("marker %q with TTL %v, want one that stays", firstSeen, ttl)
 	}
 	await(t, "they vote", func() bool {
 		_, err := store.Acquire(patient(t), mainKey, claim)
