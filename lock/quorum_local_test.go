@@ -16,10 +16,10 @@ type switched struct {
 }
 
 func (s *switched) ask(ctx context.Context, do func() error) error {
-	if !s.hangs.Load() {
+	deadline, ok := ctx.Deadline()
+	if !s.hangs.Load() && (!ok || time.Now().Before(deadline)) {
 		return do()
 	}
-	deadline, _ := ctx.Deadline()
 	time.Sleep(time.Until(deadline))
 	return &UnavailableError{Doubtful: true, Err: context.DeadlineExceeded}
 }

@@ -106,9 +106,19 @@ func (t *tally) outcome(lease time.Duration) error {
 	case t.agrees():
 		return nil
 	case len(t.lost) >= t.need:
-		return &LostError{Why: t.lost[0].Why}
+		return t.lostTo()
 	}
 	return t.unavailable(lease)
+}
+
+// lostTo says that somebody else has the lock if any node says so: the others may not have heard.
+func (t *tally) lostTo() *LostError {
+	for _, lost := range t.lost {
+		if lost.Why == NotOwner {
+			return lost
+		}
+	}
+	return t.lost[0]
 }
 
 func (t *tally) unavailable(lease time.Duration) error {
