@@ -192,10 +192,43 @@ func TestQuorumRenewalOfNoLock(t *testing.T) {
 		if _, err := q.Renew(t.Context(), "key", claim); !errors.Is(err, ErrUnavailable) {
 			t.Errorf("renew: %v, want unavailable", err)
 		}
+		synctest.Wait()
 		if err := nodes[0].Inspect(t.Context(), "key"); err != nil {
 			t.Errorf("a node after that: %v, want it free", err)
 		}
 	})
+}
+
+// A node that does not hear of a release hears of it later.
+func TestQuorumReleaseIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, q := newSwitched(t)
+		claim := Claim{Token: NewProcess().NewToken(), Lease: time.Hour}
+		if _, err := q.Acquire(t.Context(), "key", claim); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		nodes[1].hangs.Store(true)
+		if _, err := q.Release(t.Context(), "key", claim); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		nodes[1].hangs.Store(false)
+		time.Sleep(DefaultOpTimeout + maxRelease)
+		if err := nodes[1].Inspect(t.Context(), "key"); err != nil {
+			t.Errorf("the node that hung: %v, want it free", err)
+		}
+	})
+}
+
+// Those that have not heard of the new holder yet do not hide it.
+func TestQuorumLostToAnother(t *testing.T) {
+	ty := &tally{nodes: 3, need: 2}
+	ty.add(Grant{}, &LostError{Why: Expired})
+	ty.add(Grant{}, &LostError{Why: NotOwner})
+	if lost, ok := errors.AsType[*LostError](ty.outcome(0)); !ok || lost.Why != NotOwner {
+		t.Errorf("outcome %v, want lost (not-owner)", lost)
+	}
 }
 
 // A refusal is a vote; a node that has restarted has none, as one that is away.
