@@ -242,8 +242,12 @@ func TestQuorumOfNewNodes(t *testing.T) {
 		t.Errorf("lining up: %v, want unavailable", err)
 	}
 	claim.LineUp = false
-	firstSeen := servers[0].Client.Get(t.Context(), markerKey).Val()
-	if ttl := servers[0].Client.TTL(t.Context(), markerKey).Val(); firstSeen == "" || ttl != -1 {
+	var firstSeen string
+	await(t, "the node has a marker", func() bool {
+		firstSeen = servers[0].Client.Get(t.Context(), markerKey).Val()
+		return firstSeen != ""
+	})
+	if ttl := servers[0].Client.TTL(t.Context(), markerKey).Val(); ttl != -1 {
 		t.Fatalf("marker %q with TTL %v, want one that stays", firstSeen, ttl)
 	}
 	await(t, "they vote", func() bool {
