@@ -39,6 +39,11 @@ var (
 // A Reason says why a Store refused an operation.
 type Reason string
 
+// Restarted, in a [HeldError] or a [LostError], says nothing of the lock: the node of a quorum may
+// have forgotten what it knew, and has no vote as long as that may matter, see [NewQuorum]. The
+// quorum itself never answers with it.
+const Restarted Reason = "restarted"
+
 // Reasons in a [HeldError].
 const (
 	Held          Reason = "held"           // a live lock

@@ -25,7 +25,7 @@ func openGetSet(t *testing.T, server *redistest.Server) lock.Store {
 
 func open(t *testing.T, server *redistest.Server, newStore func(redis.UniversalClient) lock.Store) lock.Store {
 	t.Helper()
-	return over(t, newStore, &redis.UniversalOptions{Addrs: []string{server.Addr}})()
+	return over(t, newStore, clientOptions(server.Addr))()
 }
 
 // value returns what the lock's key holds, and fails unless it is a plain integer.

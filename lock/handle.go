@@ -133,7 +133,7 @@ func (h *Handle) loseLocked(err *LostError) {
 func (h *Handle) Context() context.Context { return h.ctx }
 
 // Fence returns the lock's fencing token: larger than that of every earlier holder of the
-// same name. It is 0 if the lock is [Handle.Local].
+// same name. It is 0 if the lock is [Handle.Local], or the Store has none ([NewQuorum]).
 func (h *Handle) Fence() int64 { return h.fence }
 
 // Deadline returns the time at which the lock is lost unless it is renewed before. It is zero

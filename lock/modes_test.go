@@ -20,6 +20,7 @@ import (
 var (
 	getsetAbilities = []locktest.Ability{locktest.Fences, locktest.Line, locktest.OutlivesKey}
 	tokenAbilities  = []locktest.Ability{locktest.Fences, locktest.Line, locktest.EndsWithKey}
+	quorumAbilities = []locktest.Ability{locktest.OutlivesKey}
 	memoryAbilities = []locktest.Ability{locktest.Fences, locktest.Line}
 )
 
@@ -31,12 +32,12 @@ var modes = []struct {
 }{
 	{"one server", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
 		server := redistest.Start(t)
-		return &redis.UniversalOptions{Addrs: []string{server.Addr}}, deleteIn(server.Client)
+		return clientOptions(server.Addr), deleteIn(server.Client)
 	}},
 	{"unix socket", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
 		socket := filepath.Join(t.TempDir(), "redis.sock")
 		server := redistest.Start(t, "--unixsocket", socket)
-		return &redis.UniversalOptions{Addrs: []string{socket}}, deleteIn(server.Client)
+		return clientOptions(socket), deleteIn(server.Client)
 	}},
 	{"TLS and a user", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
 		certs := redistest.NewCertificates(t)
@@ -45,15 +46,15 @@ var modes = []struct {
 			t.Fatal(err)
 		}
 		server := redistest.StartTLS(t, certs, "--aclfile", acl)
-		return &redis.UniversalOptions{
-			Addrs: []string{server.Addr}, Username: "locker", Password: "secret", TLSConfig: clientTLS(t, certs),
-		}, deleteIn(server.Client)
+		reach := clientOptions(server.Addr)
+		reach.Username, reach.Password, reach.TLSConfig = "locker", "secret", clientTLS(t, certs)
+		return reach, deleteIn(server.Client)
 	}},
 	{"sentinel", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
 		sentinel := redistest.StartSentinelWith(t, redistest.Credentials{Password: "data"}, redistest.Credentials{Password: "guard"})
-		return &redis.UniversalOptions{
-			Addrs: sentinel.Addrs, MasterName: sentinel.Name, Password: "data", SentinelPassword: "guard",
-		}, deleteIn(sentinel.Client)
+		reach := clientOptions(sentinel.Addrs...)
+		reach.MasterName, reach.Password, reach.SentinelPassword = sentinel.Name, "data", "guard"
+		return reach, deleteIn(sentinel.Client)
 	}},
 	{"cluster", func(t *testing.T) (*redis.UniversalOptions, func(string)) {
 		cluster := redistest.StartCluster(t)
@@ -65,8 +66,15 @@ func deleteIn(client *redis.Client) func(key string) {
 	return func(key string) { client.Del(context.Background(), key) }
 }
 
+// clientOptions are as NewGetSet wants them.
+func clientOptions(addrs ...string) *redis.UniversalOptions {
+	return &redis.UniversalOptions{Addrs: addrs, MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true}
+}
+
 func toCluster(cluster *redistest.Cluster) *redis.UniversalOptions {
-	return &redis.UniversalOptions{Addrs: cluster.Addrs[:2], IsClusterMode: true}
+	reach := clientOptions(cluster.Addrs[:2]...)
+	reach.IsClusterMode = true
+	return reach
 }
 
 func TestConformance(t *testing.T) {
@@ -74,6 +82,18 @@ func TestConformance(t *testing.T) {
 		t.Parallel()
 		store := lock.NewMemory()
 		locktest.TestStore(t, memoryAbilities, locktest.World{Open: func() lock.Store { return store }})
+	})
+	t.Run("quorum", func(t *testing.T) {
+		t.Parallel()
+		servers := startNodes(t, 3)
+		locktest.TestStore(t, quorumAbilities, locktest.World{
+			Open: func() lock.Store { return openQuorum(t, servers) },
+			LoseKey: func(key string) {
+				for _, server := range servers {
+					deleteIn(server.Client)(key)
+				}
+			},
+		})
 	})
 	for _, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
@@ -94,9 +114,6 @@ func over(t *testing.T, newStore func(redis.UniversalClient) lock.Store, options
 	return func() lock.Store {
 		own := *options
 		own.Addrs = slices.Clone(options.Addrs) // a cluster's client writes to it
-		own.MaxRetries = -1
-		own.DialerRetries = 1
-		own.ContextTimeoutEnabled = true
 		store := newStore(redis.NewUniversalClient(&own))
 		t.Cleanup(func() { store.Close() })
 		return store

@@ -82,6 +82,17 @@ func (o *outage) endProbe(mine chan struct{}) {
 	close(mine)
 }
 
+// asked returns why the Store is away if somebody is about to find out whether it still is; and
+// otherwise nil.
+func (o *outage) asked() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.probe == nil {
+		return nil
+	}
+	return o.err
+}
+
 // current returns why the Store is away, as far as is known; nil if it is not.
 func (o *outage) current() error {
 	if !o.away.Load() {

@@ -36,6 +36,7 @@ var (
 	clusterGetsetScripts = loadScripts(getsetProtocol, tellLater, unedited)
 	tokenScripts         = loadScripts(tokenProtocol, tellNow, unedited)
 	clusterTokenScripts  = loadScripts(tokenProtocol, tellLater, unedited)
+	nodeScripts          = getsetScripts.withMarker()
 )
 
 func unedited(source string) string { return source }
@@ -45,15 +46,11 @@ func unedited(source string) string { return source }
 func loadScripts(p protocol, tell string, edit func(source string) string) *scripts {
 	own := func(file string) string { return string(p) + "/" + file }
 	load := func(files ...string) *script {
-		var source []byte
+		var source string
 		for _, file := range files {
-			part, err := scriptSources.ReadFile("scripts/" + file + ".lua")
-			if err != nil {
-				panic(err) // embedded: cannot happen in a program that was built
-			}
-			source = append(source, part...)
+			source += scriptPart(file)
 		}
-		return newScript(edit(string(source)))
+		return newScript(edit(source))
 	}
 	key, rules := own("key"), own("rules")
 	return &scripts{
@@ -63,6 +60,25 @@ func loadScripts(p protocol, tell string, edit func(source string) string) *scri
 		inspect:      load(key, "head", "state", rules, "inspect"),
 		forceRelease: load(key, "head", "force_release"),
 	}
+}
+
+func scriptPart(file string) string {
+	part, err := scriptSources.ReadFile("scripts/" + file + ".lua")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
+	}
+	return string(part)
+}
+
+const markerKey = "{redis_lock}:since"
+
+// withMarker has a node refuse what would be its vote, see marker.lua.
+func (s scripts) withMarker() *scripts {
+	for _, vote := range []**script{&s.acquire, &s.renew} {
+		*vote = newScript(scriptPart("marker") + (*vote).source.(string))
+		(*vote).keys = []any{markerKey}
+	}
+	return &s
 }
 
 // redisStore is a Store that runs the scripts of a protocol, see NewGetSet and NewToken.
@@ -105,6 +121,14 @@ func NewToken(client redis.UniversalClient) Store {
 		return newRedisStore(client, clusterTokenScripts)
 	}
 	return newRedisStore(client, tokenScripts)
+}
+
+// NewGetSetNode returns a Store like that of [NewGetSet] for one node of [NewQuorum]: a Redis that
+// came up without what it knew, or was flushed, refuses ([Restarted]) for the claim's lease and 2
+// seconds. It finds out by a key of its own ("{redis_lock}:since"), which no lock's key can be: these
+// have no braces, and what stands beside them ends otherwise.
+func NewGetSetNode(client redis.UniversalClient) Store {
+	return newRedisStore(client, nodeScripts)
 }
 
 func newRedisStore(client redis.UniversalClient, scripts *scripts) *redisStore {

@@ -9,7 +9,8 @@ import (
 
 // A script is known to the server by its hash, once it has seen its source.
 type script struct {
-	hash, source any // strings; in this form they cost no allocation for each call
+	hash, source any   // strings; in this form they cost no allocation for each call
+	keys         []any // beside those of the lock
 }
 
 func newScript(source string) *script {
@@ -22,7 +23,7 @@ type scriptCall struct {
 	holder, line, alive, token string
 	lease                      int64
 	more                       [2]int64
-	args                       []any // of the command: EVALSHA hash 4 keys... token lease more...
+	args                       []any // of the command: EVALSHA hash number of keys, keys... token lease more...
 
 	// Where it travels with others:
 	deadline time.Time
@@ -42,7 +43,9 @@ func newCall(script *script, key string, claim Claim, more []int64) *scriptCall 
 	c.holder = all[:len(tagged)+len(holder)]
 	c.alive = all[len(all)-len(tagged)-len(alive):]
 	c.line = all[len(c.holder) : len(all)-len(c.alive)]
-	c.args = append(make([]any, 0, 11), "evalsha", script.hash, 4, key, &c.holder, &c.line, &c.alive, &c.token, &c.lease)
+	c.args = append(make([]any, 0, 12), "evalsha", script.hash, 4+len(script.keys), key, &c.holder, &c.line, &c.alive)
+	c.args = append(c.args, script.keys...)
+	c.args = append(c.args, &c.token, &c.lease)
 	for i := range more {
 		c.more[i] = more[i]
 		c.args = append(c.args, &c.more[i])

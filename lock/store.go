@@ -99,7 +99,7 @@ func (t Token) process() Process {
 type Grant struct {
 	// Fence is larger than that of every earlier grant of the same key to another
 	// token. An upstream that refuses a fence below the highest it has seen is safe
-	// even where the lock cannot be (see the README).
+	// even where the lock cannot be (see the README). A Store without fences says 0.
 	Fence int64
 
 	// TTL is how long the lock lasts, counted from some moment between asking and

@@ -184,6 +184,12 @@ func (s *Server) info(t testing.TB, section, field string) string {
 	return value
 }
 
+// RunID returns what tells this run of the server from others.
+func (s *Server) RunID(t testing.TB) string {
+	t.Helper()
+	return s.info(t, "server", "run_id")
+}
+
 // Now returns the server's clock.
 func (s *Server) Now(t testing.TB) time.Time {
 	t.Helper()
