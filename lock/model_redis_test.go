@@ -18,13 +18,35 @@ var modelEdits = []struct{ pattern, with string }{
 	{`redis\.call\('TIME'\)`, `redis.call('HMGET', 'clock', 's', 'us')`},
 	{`redis\.call\('PEXPIRE', (\w+), (.*)\)\n`, `redis.call('PEXPIREAT', $1, string.format('%d', fake_ms() + $2))` + "\n"},
 	{`'PX', (.*)\)\n`, `'PXAT', string.format('%d', fake_ms() + ($1)))` + "\n"},
-	{`redis\.call\('PTTL', (\w+)\)`, `(function() local at = redis.call('PEXPIRETIME', $1); return at < 0 and at or at - fake_ms() end)()`},
-	{`^`, `local function fake_ms()
+	{`redis\.call\('PTTL', (\w+)\)`, `(function() local at = pexpiretime($1); return at < 0 and at or at - fake_ms() end)()`},
+	{`^`, pexpiretime + `local function fake_ms()
   local clock = redis.call('HMGET', 'clock', 's', 'us')
   return clock[1] * 1000 + math.floor(clock[2] / 1000)
 end
 `},
 }
+
+// pexpiretime is the command of Redis 7. In those before, it is computed from a clock that
+// runs, also in scripts.
+const pexpiretime = `local function pexpiretime(key)
+  local at = redis.pcall('PEXPIRETIME', key)
+  if type(at) == 'number' then return at end
+  local function ms()
+    local time = redis.call('TIME')
+    return time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  while true do
+    local now, ttl = ms(), redis.call('PTTL', key)
+    if ttl < 0 then return ttl end
+    if ms() == now then return now + ttl end
+  end
+end
+`
+
+var endsScript = redis.NewScript(pexpiretime + `
+local ends = {}
+for i, key in ipairs(KEYS) do ends[i] = pexpiretime(key) end
+return ends`)
 
 // fakeTime has a script go by the test's clock.
 func fakeTime(source string) string {
@@ -232,22 +254,21 @@ func (m *model) dump(now int8) modelKeys {
 	var main *redis.StringCmd
 	var holder, alive *redis.MapStringStringCmd
 	var line *redis.ZSliceCmd
-	var ends [4]*redis.DurationCmd
+	var ends *redis.Cmd
 	_, err := m.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		main = p.Get(ctx, modelKey)
 		holder, alive = p.HGetAll(ctx, holderOf), p.HGetAll(ctx, aliveOf)
 		line = p.ZRangeWithScores(ctx, lineOf, 0, -1)
-		for i, key := range []string{modelKey, holderOf, lineOf, aliveOf} {
-			ends[i] = p.PExpireTime(ctx, key)
-		}
+		ends = endsScript.Eval(ctx, p, []string{modelKey, holderOf, lineOf, aliveOf})
 		return nil
 	})
 	if err != nil && !errors.Is(err, redis.Nil) {
 		m.t.Fatal(err)
 	}
+	ms := must(ends.Int64Slice())
 	end := func(i int) int8 {
-		if at := ends[i].Val(); at > 0 {
-			return m.ticksOf(at.Microseconds())
+		if ms[i] > 0 {
+			return m.ticksOf(ms[i] * 1000)
 		}
 		return never
 	}

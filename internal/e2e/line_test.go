@@ -48,17 +48,14 @@ func noTrace(t *testing.T, server *redistest.Server) {
 // Arrival decides, at whichever Caddy: also without the right to publish and subscribe.
 func TestFirstComeFirstServedOnEveryCaddy(t *testing.T) {
 	t.Parallel()
-	for name, rights := range map[string][]any{
+	for name, rights := range map[string][]string{
 		"told":      {"allchannels", "+@all"},
 		"by asking": {"+@all", "-@pubsub"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			user := append([]any{"acl", "setuser", "locker", "on", ">pass", "allkeys"}, rights...)
-			if err := server.Client.Do(t.Context(), user...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			server.AddUser(t, "locker", append(rights, "allkeys")...)
 			up := startUpstream(t, nil)
 			global := "redis_lock {\nredis redis://locker:pass@" + server.Addr + "\nwait 1m\n}"
 			one := startCaddy(t, global, "redis_lock deploy\n"+up.proxy())

@@ -196,15 +196,13 @@ func TestReadmeRedisUser(t *testing.T) {
 		t.Fatal("README.md does not say what a Redis user needs")
 	}
 	server := redistest.Start(t)
-	args := []any{"acl", "setuser", "locker", "on", ">pass", "~" + rights[1], "~" + rights[2]}
+	user := []string{"~" + rights[1], "~" + rights[2]}
 	for _, command := range regexp.MustCompile(`[A-Z]+`).FindAllString(rights[3], -1) {
 		if command != "AND" {
-			args = append(args, "+"+strings.ToLower(command))
+			user = append(user, "+"+strings.ToLower(command))
 		}
 	}
-	if err := server.Client.Do(t.Context(), args...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	server.AddUser(t, "locker", user...)
 	up := startUpstream(t, nil)
 	c := startCaddy(t, "redis_lock {\nredis redis://locker:pass@"+server.Addr+"\nlease 1s\n}", "redis_lock {path}\n"+up.proxy())
 	server.Client.RPush(t.Context(), "lock./foreign", "x")

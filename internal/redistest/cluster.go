@@ -160,11 +160,14 @@ func (c *Cluster) Failover(t testing.TB, old *Server) *Server {
 }
 
 // AwaitFailover waits until the replica serves what old did, which the test has killed or paused,
-// and all nodes that run agree. It returns the replica.
+// and all nodes that run agree. If old runs, it has become a replica in sync. It returns the one
+// that serves.
 func (c *Cluster) AwaitFailover(t testing.TB, old *Server) *Server {
 	t.Helper()
 	replica := c.Partner(old)
-	c.awaitAgreement(t, "the replica to be promoted", func(v view) bool { return v[replica.Addr].slots != "" && c.serves(t) })
+	c.awaitAgreement(t, "the replica to be promoted", func(v view) bool {
+		return v[replica.Addr].slots != "" && c.serves(t) && (!old.running() || replicasInSync(t, replica) == 1)
+	})
 	return replica
 }
 

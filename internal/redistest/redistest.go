@@ -190,6 +190,19 @@ func (s *Server) RunID(t testing.TB) string {
 	return s.info(t, "server", "run_id")
 }
 
+// AddUser has the server know a user, with the password "pass" and the given rights.
+func (s *Server) AddUser(t testing.TB, name string, rights ...string) {
+	t.Helper()
+	Since(t, "6.0", "users")
+	command := []any{"acl", "setuser", name, "on", ">pass"}
+	for _, right := range rights {
+		if right != "allchannels" || atLeast(t, "6.2") { // before, everybody has them
+			command = append(command, right)
+		}
+	}
+	result(t, s.Client.Do(t.Context(), command...))
+}
+
 // Now returns the server's clock.
 func (s *Server) Now(t testing.TB) time.Time {
 	t.Helper()
@@ -203,6 +216,7 @@ func (s *Server) Now(t testing.TB) time.Time {
 // Reads returns how often the server read from a connection so far: a pipeline is one read.
 func (s *Server) Reads(t testing.TB) int {
 	t.Helper()
+	Since(t, "6.0", "a count of its reads")
 	reads, err := strconv.Atoi(s.info(t, "stats", "total_reads_processed"))
 	if err != nil {
 		t.Fatalf("stats: %v", err)
