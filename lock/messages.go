@@ -83,7 +83,7 @@ func (m *messages) tell(token Token) {
 // tooOld is true if err says that the cluster does not know sharded messages, which was not
 // known before.
 func (m *messages) tooOld(err error) bool {
-	return redis.HasErrorPrefix(err, "ERR unknown command") && m.cluster != nil && m.old.CompareAndSwap(false, true)
+	return redis.HasErrorPrefix(err, "unknown command") && m.cluster != nil && m.old.CompareAndSwap(false, true)
 }
 
 func (m *messages) publish(ctx context.Context, channel, message string) error {
