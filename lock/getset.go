@@ -3,7 +3,11 @@ package lock
 import (
 	"context"
 	"embed"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -57,6 +61,10 @@ type getset struct {
 	servers  *servers
 	scripts  *getsetScripts
 	messages *messages
+
+	// Why the last acquire failed, if that was for a right that the user lacks; nil after one that was
+	// granted.
+	denied atomic.Pointer[UnavailableError]
 }
 
 // NewGetSet returns a Store that keeps locks in Redis by the published SETNX/GETSET
@@ -70,7 +78,8 @@ type getset struct {
 // one that reads from replicas. The Store sends an operation a second time after a broken
 // connection, which is safe. Give it a client that does not (MaxRetries: -1): when a client
 // repeats a Release behind the Store's back, its answer "not the owner" looks like a lost lock.
-// The client must honour deadlines (ContextTimeoutEnabled: true). Close closes it.
+// It must not have a second pool for pipelines (PipelinePoolSize: -1), which would hide from the Store how
+// many connections may be broken. It must honour deadlines (ContextTimeoutEnabled: true). Close closes it.
 func NewGetSet(client redis.UniversalClient) Store {
 	if _, ok := client.(*redis.ClusterClient); ok {
 		return newGetSet(client, clusterGetSetScripts)
@@ -95,14 +104,34 @@ func (s *getset) Acquire(ctx context.Context, key string, claim Claim) (Grant, e
 		more = append(more, claim.Place)
 	}
 	rep, _, err := s.run(ctx, s.scripts.acquire, key, claim, more...)
-	if err != nil {
+	denied := s.denied.Load()
+	switch {
+	case err != nil:
+		if away, ok := errors.AsType[*UnavailableError](err); ok && lacksRight(away.Err) {
+			s.denied.Store(away)
+		}
 		return Grant{}, err
-	}
-	if rep.why != "" {
+	case rep.why == ForeignHolder && denied != nil:
+		// Or rather a key of our own, from a script that was denied its next command.
+		return Grant{}, &UnavailableError{Err: denied.Err}
+	case rep.why != "":
 		s.messages.tell(rep.successor)
 		return Grant{}, rep.held()
+	case denied != nil:
+		s.denied.Store(nil)
 	}
 	return rep.grant(claim.Lease), nil
+}
+
+// lacksRight is true for what Redis says of a command, or of one in a script, that the user may not
+// run.
+func lacksRight(err error) bool {
+	if _, ok := errors.AsType[redis.Error](err); !ok {
+		return false
+	}
+	return slices.ContainsFunc([]string{"NOPERM", "ACL failure", "can't run this command"}, func(phrase string) bool {
+		return strings.Contains(err.Error(), phrase)
+	})
 }
 
 func (s *getset) Renew(ctx context.Context, key string, claim Claim) (Grant, error) {

@@ -75,6 +75,7 @@ func over(t *testing.T, options *redis.UniversalOptions) (open func() lock.Store
 		own.Addrs = slices.Clone(options.Addrs) // a cluster's client writes to it
 		own.MaxRetries = -1
 		own.DialerRetries = 1
+		own.PipelinePoolSize = -1
 		own.ContextTimeoutEnabled = true
 		store := lock.NewGetSet(redis.NewUniversalClient(&own))
 		t.Cleanup(func() { store.Close() })
