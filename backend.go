@@ -130,6 +130,9 @@ func newRedisLocker(s *sharedRedis) *redisLocker {
 	l.Locker = lock.New(lock.NewGetSet(client), lock.Options{
 		OpTimeout: s.config.opTimeout(),
 		OnOutage: func(err error) {
+			if away, ok := errors.AsType[*lock.UnavailableError](err); ok {
+				err = away.Err // that it is unavailable is the entry's message
+			}
 			log.Error("redis is unavailable", zap.Error(err), zap.String("remedy", remedy(err)))
 		},
 		OnRecovery: func(away time.Duration) {
