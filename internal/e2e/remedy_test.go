@@ -126,7 +126,7 @@ func TestRemedies(t *testing.T) {
 
 // logged is an entry of Caddy's log.
 type logged struct {
-	Level, Msg, Redis, Server, Error, Remedy, Name, Version, Role, Mode string
+	Level, Msg, Redis, Server, Error, Remedy, Version, Role, Mode, Protocol string
 }
 
 // logOf are the entries that say msg of the Redis at an address.
