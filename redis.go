@@ -268,8 +268,8 @@ func (r *Redis) clientOptions() (*redis.UniversalOptions, error) {
 }
 
 // maxConnectionAge is short enough for a move to another server behind the same name, and long
-// enough for connecting to cost nothing.
-const maxConnectionAge = time.Minute
+// enough for connecting to cost nothing. Only tests change it.
+var maxConnectionAge = time.Minute
 
 func (r *Redis) tlsConfig() (*tls.Config, error) {
 	config := &tls.Config{ServerName: r.TLSServerName, InsecureSkipVerify: r.TLSInsecureSkipVerify}

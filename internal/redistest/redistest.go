@@ -40,13 +40,19 @@ type Server struct {
 // stops it when the test ends. Without redis-server in the PATH the test fails.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	addr := FreeAddr(t)
+	return StartAt(t, FreeAddr(t), args...)
+}
+
+// StartAt starts a server at an address of this machine.
+func StartAt(t testing.TB, addr string, args ...string) *Server {
+	t.Helper()
 	return launch(t, &redis.Options{Addr: addr}, plain(addr, args)...)
 }
 
 // plain are the arguments of every server that keeps data, before its own: the last one counts.
 func plain(addr string, args []string) []string {
-	return slices.Concat([]string{"--port", port(addr), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--daemonize", "no"}, args)
+	host, port, _ := strings.Cut(addr, ":")
+	return slices.Concat([]string{"--port", port, "--bind", host, "--save", "", "--appendonly", "no", "--daemonize", "no"}, args)
 }
 
 // launch starts a process and waits until it answers to options.
