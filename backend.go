@@ -1,6 +1,7 @@
 package redislock
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -113,7 +114,6 @@ func (s *sharedRedis) close() error {
 type redisLocker struct {
 	*lock.Locker
 	stopLooking context.CancelFunc
-	looking     sync.WaitGroup
 }
 
 func newRedisLocker(s *sharedRedis) *redisLocker {
@@ -121,15 +121,16 @@ func newRedisLocker(s *sharedRedis) *redisLocker {
 	options.Addrs = slices.Clone(s.client.Addrs)
 	client := redis.NewUniversalClient(&options)
 	log := caddy.Log().Named(string(Handler{}.CaddyModule().ID)).With( // outlives configurations, as Lockers do
-		zap.String("redis", strings.Join(options.Addrs, " ")))
-	if s.config.Mode != "" {
-		log = log.With(zap.String("mode", s.config.Mode))
-	}
+		zap.String("redis", strings.Join(options.Addrs, " ")),
+		zap.String("mode", cmp.Or(s.config.Mode, "one server")))
 	ctx, stop := context.WithCancel(context.Background())
 	l := &redisLocker{stopLooking: stop}
 	l.Locker = lock.New(lock.NewGetSet(client), lock.Options{
 		OpTimeout: s.config.opTimeout(),
 		OnOutage: func(err error) {
+			if away, ok := errors.AsType[*lock.UnavailableError](err); ok {
+				err = away.Err // that it is unavailable is the entry's message
+			}
 			log.Error("redis is unavailable", zap.Error(err), zap.String("remedy", remedy(err)))
 		},
 		OnRecovery: func(away time.Duration) {
@@ -140,16 +141,15 @@ func newRedisLocker(s *sharedRedis) *redisLocker {
 				"Allow its user SUBSCRIBE and PUBLISH on the channels redis_lock:*", zap.Error(err))
 		},
 	})
-	log.Info("locks live in redis", zap.String("protocol", "getset"), zap.Bool("tls", options.TLSConfig != nil))
-	l.looking.Go(func() { look(ctx, client, log) })
+	log.Info("locks live in redis", zap.String("protocol", "getset"), zap.Int("db", options.DB), zap.Bool("tls", options.TLSConfig != nil))
+	go look(ctx, client, log)
 	return l
 }
 
 // Destruct closes the connections, after the last release that is still under way in the
-// background: Caddy must not wait for that.
+// background: Caddy must not wait for that, nor for a look at a Redis that hangs.
 func (l *redisLocker) Destruct() error {
 	l.stopLooking()
-	l.looking.Wait()
 	noTime, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := l.Close(noTime); err != nil && !errors.Is(err, context.Canceled) {

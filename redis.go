@@ -222,6 +222,11 @@ func (r *Redis) clientOptions() (*redis.UniversalOptions, error) {
 		IsClusterMode:    r.Mode == clusterMode,
 		DialTimeout:      r.dialTimeout(),
 		PoolSize:         r.PoolSize,
+		PipelinePoolSize: -1, // none beside it
+		// What ends an operation is its own deadline.
+		ReadTimeout:  r.opTimeout(),
+		WriteTimeout: r.opTimeout(),
+		PoolTimeout:  r.opTimeout(),
 		// A name that leads to another server by now is followed at the latest then.
 		ConnMaxLifetime: maxConnectionAge,
 		// The Store repeats by itself what is worth repeating; see lock.NewGetSet.
@@ -263,8 +268,8 @@ func (r *Redis) clientOptions() (*redis.UniversalOptions, error) {
 }
 
 // maxConnectionAge is short enough for a move to another server behind the same name, and long
-// enough for connecting to cost nothing.
-const maxConnectionAge = time.Minute
+// enough for connecting to cost nothing. Only tests change it.
+var maxConnectionAge = time.Minute
 
 func (r *Redis) tlsConfig() (*tls.Config, error) {
 	config := &tls.Config{ServerName: r.TLSServerName, InsecureSkipVerify: r.TLSInsecureSkipVerify}

@@ -29,7 +29,7 @@ var remedies = []struct {
 	{says("WRONGPASS", "invalid password", "invalid username-password"), "the user or the password is wrong: check username and password (of the sentinels: sentinel_username and sentinel_password)"},
 	{says("NOAUTH", "Authentication required"), "the server wants a password: set password, and username if it has users (for sentinels: sentinel_password)"},
 	{says("called without any password configured"), "the server has no password: remove password"},
-	{says("NOPERM", "ACL failure"), "the user lacks a right: allow it the commands and keys that the README lists"},
+	{says("NOPERM", "ACL failure", "can't run this command"), "the user lacks a right: allow it the commands and keys that the README lists"},
 	{says("DENIED"), "the server is in protected mode, so it takes connections from its own machine only: give it a password (requirepass) and set password, or bind it to an internal address"},
 	{says("READONLY"), "the server is a replica: give the address of its master, or write redis " + sentinelMode},
 	{says("NOREPLICAS"), "the master has fewer replicas than its min-replicas-to-write"},
@@ -44,7 +44,7 @@ var remedies = []struct {
 	{says("DB index is out of range", "SELECT is not allowed"), "the server does not have this database: check db"},
 	{says("No such master", "redis: nil"), "no sentinel knows this master: check master_name"},
 	{says("sentinels specified in configuration are unreachable"), "no sentinel answers: check the addresses, which must be those of sentinels (port 26379 mostly) and not of servers, and sentinel_password"},
-	{says("unknown command 'EVAL", "unknown command `EVAL", "unknown command 'eval", "unknown command `eval"), "this is no server that runs scripts; if it is a sentinel, write redis " + sentinelMode},
+	{says("unknown command"), "this is no server that runs scripts; if it is a sentinel, write redis " + sentinelMode},
 	{isA[x509.UnknownAuthorityError], "the server's certificate is of a CA that is not trusted: set tls_trusted_ca_certs to the CA's certificate"},
 	{isA[x509.HostnameError], "the server's certificate is for another name: set tls_server_name to one that it has"},
 	{isA[x509.CertificateInvalidError], "the server's certificate is not valid (any more): renew it"},
@@ -56,6 +56,7 @@ var remedies = []struct {
 	{is(syscall.ENOENT), "there is no such socket: check the address, and that the server runs"},
 	{is(syscall.EACCES), "the socket's permissions keep Caddy out: put its user into the socket's group"},
 	{says("EOF", "connection reset", "broken pipe"), "the server closed the connection: if it wants TLS, write tls or rediss://"},
+	{says("connecting: context deadline exceeded"), "the server does not answer to TLS: if this port does not speak it, remove tls, or write redis:// for rediss://"},
 	{says("timeout", "deadline exceeded"), "the server does not answer in time: check the address and firewalls, or raise op_timeout"},
 }
 

@@ -84,6 +84,7 @@ type ourLocker struct {
 func openOurs(address string) (locker, error) {
 	options := goRedis(address)
 	options.MaxRetries = -1 // as lock.NewGetSet wants it
+	options.PipelinePoolSize = -1
 	options.ContextTimeoutEnabled = true
 	return &ourLocker{
 		lock.New(lock.NewGetSet(redis.NewClient(options)), lock.Options{}),

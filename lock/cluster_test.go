@@ -28,6 +28,22 @@ func TestClusterTellsInOneShard(t *testing.T) {
 	closeAll(t, here, there)
 }
 
+// A cluster from before Redis 7 has no messages that stay in one shard.
+func TestOldClusterTellsAllNodes(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, "--rename-command", "spublish", "", "--rename-command", "ssubscribe", "")
+	open := overCluster(t, cluster)
+	here, there := lock.New(open(), lock.Options{}), lock.New(open(), lock.Options{})
+	h := acquire(t, here, "name")
+	waiting := waitInLine(t, there, "name")
+	await(t, "the waiter to listen", func() bool { return ran(t, cluster, "publish") >= 1 }) // its own message
+	before := ran(t, cluster, "publish")
+	release(t, h)
+	release(t, <-waiting)
+	await(t, "the hand-over to be told", func() bool { return ran(t, cluster, "publish") > before })
+	closeAll(t, here, there)
+}
+
 // ran returns how often the masters ran a command.
 func ran(t *testing.T, cluster *redistest.Cluster, command string) (n int) {
 	for _, server := range cluster.Servers[:3] {

@@ -137,7 +137,6 @@ func TestMessagesGetLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if name == "never sent" {
-				redistest.Since(t, "6.0", "users")
 			}
 			server := redistest.Start(t)
 			lockers := newLockers(t, server, 3)

@@ -18,12 +18,13 @@ const (
 	retryListen = time.Second
 )
 
-// messages are the hand-overs that Redis tells this process of: one connection, with one
+// messages are the hand-overs that Redis tells this process of: one connection at a time, with one
 // subscription, from the first time that somebody waits until the end. The scripts send them; in
 // a cluster, where a message of a script would go to every node, whoever hands over does.
 type messages struct {
 	client  redis.UniversalClient
 	cluster *redis.ClusterClient // client, if it is one
+	life    time.Duration        // of a connection, after which the client looks for the server anew; 0: no end
 	old     atomic.Bool          // the cluster knows no messages that stay in one shard (before Redis 7)
 	ctx     context.Context      // ends with close
 	stop    context.CancelFunc
@@ -32,8 +33,14 @@ type messages struct {
 
 func newMessages(client redis.UniversalClient) *messages {
 	ctx, stop := context.WithCancel(context.Background())
-	cluster, _ := client.(*redis.ClusterClient)
-	return &messages{client: client, cluster: cluster, ctx: ctx, stop: stop}
+	m := &messages{client: client, ctx: ctx, stop: stop}
+	switch client := client.(type) {
+	case *redis.ClusterClient:
+		m.cluster, m.life = client, client.Options().ConnMaxLifetime
+	case *redis.Client:
+		m.life = client.Options().ConnMaxLifetime
+	}
+	return m
 }
 
 func (m *messages) close() {
@@ -49,6 +56,10 @@ func (m *messages) listen(process Process, listener Listener) {
 				return
 			}
 			if m.tooOld(err) {
+				continue
+			}
+			if err == errTooOld {
+				listener.Listening(false, nil) // what is told until the next one is lost
 				continue
 			}
 			if _, said := errors.AsType[redis.Error](err); !said && !errors.Is(err, errNoMessages) {
@@ -83,7 +94,7 @@ func (m *messages) tell(token Token) {
 // tooOld is true if err says that the cluster does not know sharded messages, which was not
 // known before.
 func (m *messages) tooOld(err error) bool {
-	return redis.HasErrorPrefix(err, "ERR unknown command") && m.cluster != nil && m.old.CompareAndSwap(false, true)
+	return redis.HasErrorPrefix(err, "unknown command") && m.cluster != nil && m.old.CompareAndSwap(false, true)
 }
 
 func (m *messages) publish(ctx context.Context, channel, message string) error {
@@ -100,16 +111,24 @@ func (m *messages) subscribe(channel string) *redis.PubSub {
 	return m.client.Subscribe(m.ctx, channel)
 }
 
-var errNoMessages = errors.New("redis took the subscription, but no message arrives")
+var (
+	errNoMessages = errors.New("redis took the subscription, but no message arrives")
+	errTooOld     = errors.New("the subscription has lived long enough")
+)
 
-// receive passes messages on until the connection breaks. That they arrive is known when a
+// receive passes messages on until the connection breaks, or is too old: the name of the server may lead
+// to another one by now. That they arrive is known when a
 // message of our own has: that a server, or a proxy, took the subscription is not enough.
 func (m *messages) receive(channel string, listener Listener) error {
 	subscription := m.subscribe(channel)
 	defer subscription.Close()
 	defer context.AfterFunc(m.ctx, func() { subscription.Close() })() // receiving does not look at it
 	subscribed, arrive, asked := false, false, false
+	begin := time.Now()
 	for {
+		if arrive && m.life > 0 && time.Since(begin) > m.life {
+			return errTooOld
+		}
 		message, err := subscription.ReceiveTimeout(m.ctx, quiet)
 		timeout, ok := errors.AsType[net.Error](err)
 		switch quiet := ok && timeout.Timeout(); {

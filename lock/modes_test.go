@@ -68,7 +68,7 @@ func deleteIn(client *redis.Client) func(key string) {
 
 // clientOptions are as NewGetSet wants them.
 func clientOptions(addrs ...string) *redis.UniversalOptions {
-	return &redis.UniversalOptions{Addrs: addrs, MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true}
+	return &redis.UniversalOptions{Addrs: addrs, MaxRetries: -1, DialerRetries: 1, PipelinePoolSize: -1, ContextTimeoutEnabled: true}
 }
 
 func toCluster(cluster *redistest.Cluster) *redis.UniversalOptions {

@@ -3,7 +3,9 @@ package lock
 import (
 	"context"
 	"embed"
+	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -86,6 +88,10 @@ type redisStore struct {
 	servers  *servers
 	scripts  *scripts
 	messages *messages
+
+	// Why the last acquire failed, if that was for a right that the user lacks; nil after one that was
+	// granted.
+	denied atomic.Pointer[UnavailableError]
 }
 
 // NewGetSet returns a Store that keeps locks in Redis by the published SETNX/GETSET
@@ -99,7 +105,9 @@ type redisStore struct {
 // one that reads from replicas. The Store sends an operation a second time after a broken
 // connection, which is safe. Give it a client that does not (MaxRetries: -1): when a client
 // repeats a Release behind the Store's back, its answer "not the owner" looks like a lost lock.
-// The client must honour deadlines (ContextTimeoutEnabled: true). Close closes it.
+// It must not have a second pool for pipelines (PipelinePoolSize: -1), which would hide from the
+// Store how many connections may be broken. It must honour deadlines (ContextTimeoutEnabled:
+// true). Close closes it.
 func NewGetSet(client redis.UniversalClient) Store {
 	if _, ok := client.(*redis.ClusterClient); ok {
 		return newRedisStore(client, clusterGetsetScripts)
@@ -148,12 +156,21 @@ func (s *redisStore) Acquire(ctx context.Context, key string, claim Claim) (Gran
 		more = append(more, claim.Place)
 	}
 	rep, _, err := s.run(ctx, s.scripts.acquire, key, claim, more...)
-	if err != nil {
+	denied := s.denied.Load()
+	switch {
+	case err != nil:
+		if away, ok := errors.AsType[*UnavailableError](err); ok && lacksRight(away.Err) {
+			s.denied.Store(away)
+		}
 		return Grant{}, err
-	}
-	if rep.why != "" {
+	case rep.why == ForeignHolder && denied != nil:
+		// Or rather a key of our own, from a script that was denied its next command.
+		return Grant{}, &UnavailableError{Err: denied.Err}
+	case rep.why != "":
 		s.messages.tell(rep.successor)
 		return Grant{}, rep.held()
+	case denied != nil:
+		s.denied.Store(nil)
 	}
 	return rep.grant(claim.Lease), nil
 }

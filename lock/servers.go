@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -176,6 +177,17 @@ var refusals = []string{
 	"MOVED ", "ASK ", "TRYAGAIN ", "ERR max number of clients reached", "DENIED ",
 }
 
+// lacksRight is true for what Redis says of a command, or of one in a script, that the user may
+// not run.
+func lacksRight(err error) bool {
+	if _, ok := errors.AsType[redis.Error](err); !ok {
+		return false
+	}
+	return slices.ContainsFunc([]string{"NOPERM", "ACL failure", "can't run this command"}, func(phrase string) bool {
+		return strings.Contains(err.Error(), phrase)
+	})
+}
+
 // neverSent is true if no connection came about, so that the server cannot have heard of
 // the operation.
 func neverSent(err error) bool {
@@ -184,12 +196,14 @@ func neverSent(err error) bool {
 }
 
 // A dialError is why a connection did not come about: the server does not listen, does not speak
-// TLS as wanted, or no sentinel knows it.
+// TLS as wanted, turns everybody away, or no sentinel knows it.
 type dialError struct{ error }
+
+func (e *dialError) Error() string { return "connecting: " + e.error.Error() }
 
 func (e *dialError) Unwrap() error { return e.error }
 
-// markDialing makes the errors of connecting dialErrors. It costs commands nothing.
+// markDialing makes the errors of connecting dialErrors.
 type markDialing struct{}
 
 func (markDialing) DialHook(next redis.DialHook) redis.DialHook {
@@ -202,7 +216,19 @@ func (markDialing) DialHook(next redis.DialHook) redis.DialHook {
 	}
 }
 
-func (markDialing) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+// ProcessHook sees HELLO, with which a connection begins. A server that turns everybody away says
+// why, and hangs up; the client takes any answer for that of a server without HELLO, and what it
+// would find out by the next command is a broken connection only.
+func (markDialing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if err != nil && cmd.Name() == "hello" && (redis.HasErrorPrefix(err, "DENIED ") || redis.HasErrorPrefix(err, "max number of clients")) {
+			// No answer of a server, in the client's eyes, which takes the outermost error off.
+			return fmt.Errorf("hello: %w", &dialError{errors.New(err.Error())})
+		}
+		return err
+	}
+}
 
 func (markDialing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next

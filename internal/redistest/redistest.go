@@ -40,13 +40,19 @@ type Server struct {
 // stops it when the test ends. Without redis-server in the PATH the test fails.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	addr := FreeAddr(t)
+	return StartAt(t, FreeAddr(t), args...)
+}
+
+// StartAt starts a server at an address of this machine.
+func StartAt(t testing.TB, addr string, args ...string) *Server {
+	t.Helper()
 	return launch(t, &redis.Options{Addr: addr}, plain(addr, args)...)
 }
 
 // plain are the arguments of every server that keeps data, before its own: the last one counts.
 func plain(addr string, args []string) []string {
-	return slices.Concat([]string{"--port", port(addr), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--daemonize", "no"}, args)
+	host, port, _ := strings.Cut(addr, ":")
+	return slices.Concat([]string{"--port", port, "--bind", host, "--save", "", "--appendonly", "no", "--daemonize", "no"}, args)
 }
 
 // launch starts a process and waits until it answers to options.
@@ -193,12 +199,9 @@ func (s *Server) RunID(t testing.TB) string {
 // AddUser has the server know a user, with the password "pass" and the given rights.
 func (s *Server) AddUser(t testing.TB, name string, rights ...string) {
 	t.Helper()
-	Since(t, "6.0", "users")
 	command := []any{"acl", "setuser", name, "on", ">pass"}
 	for _, right := range rights {
-		if right != "allchannels" || atLeast(t, "6.2") { // before, everybody has them
-			command = append(command, right)
-		}
+		command = append(command, right)
 	}
 	result(t, s.Client.Do(t.Context(), command...))
 }
@@ -216,7 +219,6 @@ func (s *Server) Now(t testing.TB) time.Time {
 // Reads returns how often the server read from a connection so far: a pipeline is one read.
 func (s *Server) Reads(t testing.TB) int {
 	t.Helper()
-	Since(t, "6.0", "a count of its reads")
 	reads, err := strconv.Atoi(s.info(t, "stats", "total_reads_processed"))
 	if err != nil {
 		t.Fatalf("stats: %v", err)

@@ -33,9 +33,6 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 // StartSentinelWith has the servers that keep data, and the sentinels, ask for credentials.
 func StartSentinelWith(t testing.TB, data, sentinels Credentials, args ...string) *Sentinel {
 	t.Helper()
-	if data.User != "" || sentinels.User != "" {
-		Since(t, "6.2", "users that sentinels know")
-	}
 	s := &Sentinel{Name: "mymaster"}
 	master := FreeAddr(t)
 	for i := range 3 {

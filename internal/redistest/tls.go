@@ -49,7 +49,6 @@ func NewCertificates(t testing.TB) *Certificates {
 // "--tls-cert-file" and "--tls-key-file" change the server's own.
 func StartTLS(t testing.TB, certs *Certificates, args ...string) *Server {
 	t.Helper()
-	Since(t, "6.0", "TLS")
 	pair, err := tls.LoadX509KeyPair(certs.Client.Cert, certs.Client.Key)
 	if err != nil {
 		t.Fatal(err)
