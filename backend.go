@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -44,22 +43,23 @@ var redisLockers = caddy.NewUsagePool()
 
 // sharedRedis is a share in one of the redisLockers.
 type sharedRedis struct {
-	key    [sha256.Size]byte
-	config *Redis // without placeholders
-	client *redis.UniversalOptions
+	key      [sha256.Size]byte
+	config   *Redis // without placeholders
+	protocol string
+	clients  []*redis.UniversalOptions
 }
 
-func openRedis(config *Redis) (*sharedRedis, error) {
+func openRedis(config *Redis, protocol string) (*sharedRedis, error) {
 	quietClients()
 	resolved, err := config.resolve()
 	if err != nil {
 		return nil, err
 	}
-	s := &sharedRedis{config: resolved}
-	if s.client, err = resolved.clientOptions(); err != nil {
+	s := &sharedRedis{config: resolved, protocol: protocol}
+	if s.clients, err = resolved.clients(); err != nil {
 		return nil, err
 	}
-	if s.key, err = resolved.hash(); err != nil {
+	if s.key, err = resolved.hash(protocol); err != nil {
 		return nil, err
 	}
 	_, _, err = s.use()
@@ -68,11 +68,12 @@ func openRedis(config *Redis) (*sharedRedis, error) {
 
 // hash tells configurations apart, by the contents of certificates, too: they may be renewed
 // under their old names.
-func (r *Redis) hash() (sum [sha256.Size]byte, err error) {
+func (r *Redis) hash(protocol string) (sum [sha256.Size]byte, err error) {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return sum, err
 	}
+	text = append(text, protocol...)
 	for _, file := range slices.Concat(r.TLSTrustedCACerts, r.TLSClientAuth) {
 		pem, err := os.ReadFile(file)
 		if err != nil {
@@ -117,15 +118,11 @@ type redisLocker struct {
 }
 
 func newRedisLocker(s *sharedRedis) *redisLocker {
-	options := *s.client // the client fills in what is missing, and a cluster's adds nodes
-	options.Addrs = slices.Clone(s.client.Addrs)
-	client := redis.NewUniversalClient(&options)
 	log := caddy.Log().Named(string(Handler{}.CaddyModule().ID)).With( // outlives configurations, as Lockers do
-		zap.String("redis", strings.Join(options.Addrs, " ")),
-		zap.String("mode", cmp.Or(s.config.Mode, "one server")))
-	ctx, stop := context.WithCancel(context.Background())
-	l := &redisLocker{stopLooking: stop}
-	l.Locker = lock.New(lock.NewGetSet(client), lock.Options{
+		zap.Strings("redis", s.addresses()), zap.String("mode", cmp.Or(s.config.Mode, "one server")))
+	clients := s.connect()
+	l := &redisLocker{}
+	l.Locker = lock.New(s.store(clients), lock.Options{
 		OpTimeout: s.config.opTimeout(),
 		OnOutage: func(err error) {
 			if away, ok := errors.AsType[*lock.UnavailableError](err); ok {
@@ -141,9 +138,48 @@ func newRedisLocker(s *sharedRedis) *redisLocker {
 				"Allow its user SUBSCRIBE and PUBLISH on the channels redis_lock:*", zap.Error(err))
 		},
 	})
-	log.Info("locks live in redis", zap.String("protocol", "getset"), zap.Int("db", options.DB), zap.Bool("tls", options.TLSConfig != nil))
-	go look(ctx, client, log)
+	log.Info("locks live in redis", zap.String("protocol", s.protocol), zap.Int("db", s.clients[0].DB), zap.Bool("tls", s.clients[0].TLSConfig != nil))
+	ctx, stop := context.WithCancel(context.Background())
+	l.stopLooking = stop
+	for i, client := range clients {
+		log := log
+		if len(clients) > 1 {
+			log = log.With(zap.String("server", s.clients[i].Addrs[0]))
+		}
+		go look(ctx, client, log)
+	}
 	return l
+}
+
+// addresses returns where the servers are, without what else URLs say.
+func (s *sharedRedis) addresses() (all []string) {
+	for _, options := range s.clients {
+		all = append(all, options.Addrs...)
+	}
+	return all
+}
+
+func (s *sharedRedis) connect() (clients []redis.UniversalClient) {
+	for _, options := range s.clients {
+		own := *options // the client fills in what is missing, and a cluster's adds nodes
+		own.Addrs = slices.Clone(options.Addrs)
+		clients = append(clients, redis.NewUniversalClient(&own))
+	}
+	return clients
+}
+
+func (s *sharedRedis) store(clients []redis.UniversalClient) lock.Store {
+	switch {
+	case s.config.Mode == quorumMode:
+		var nodes []lock.Store
+		for _, client := range clients {
+			nodes = append(nodes, lock.NewGetSetNode(client))
+		}
+		return lock.NewQuorum(nodes...)
+	case s.protocol == tokenProtocol:
+		return lock.NewToken(clients[0])
+	}
+	return lock.NewGetSet(clients[0])
 }
 
 // Destruct closes the connections, after the last release that is still under way in the

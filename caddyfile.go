@@ -74,7 +74,8 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 //		status         <code>
 //		prefix         <string>
 //		on_redis_error reject|pass
-//		redis          [cluster|sentinel] <address|url>... {
+//		protocol       getset|token
+//		redis          [cluster|sentinel|quorum] <address|url>... {
 //			username                 <user>
 //			password                 <password>
 //			db                       <n>
@@ -104,7 +105,17 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return d.Errf("name: %v", err)
 		}
 	}
-	return h.parseBlock(d, given)
+	if err := h.parseBlock(d, given); err != nil {
+		return err
+	}
+	// What fits together is known only now: some of it may come from the global option.
+	if err := h.checkFenceHeader(); err != nil {
+		return d.Errf("fence_header: %v", err)
+	}
+	if err := h.checkProtocol(); err != nil {
+		return d.Errf("protocol: %v", err)
+	}
+	return nil
 }
 
 // parseBlock reads the options. given has those that were read before.
@@ -127,7 +138,7 @@ func parseOptions[T any](d *caddyfile.Dispenser, target *T, parsers map[string]p
 			return fmt.Errorf("%s: given twice", option)
 		}
 		given[option] = true
-		if given["memory"] && given["redis"] {
+		if given["memory"] && (given["redis"] || given["protocol"]) {
 			return fmt.Errorf("%s: %w", option, errMemoryAndRedis)
 		}
 		if err := parse(target, d); err != nil {
@@ -158,8 +169,9 @@ var parsers = map[string]parser[Handler]{
 	"status":         one(number, checkStatus, func(h *Handler, v int) { h.Status = v }),
 	"prefix":         one(text, lock.CheckPrefix, func(h *Handler, v string) { h.Prefix = v }),
 	"on_redis_error": one(text, checkOneOf(reject, pass), func(h *Handler, v string) { h.OnRedisError = v }),
+	"protocol":       one(text, checkOneOf(getsetProtocol, tokenProtocol), func(h *Handler, v string) { h.Protocol = v }),
 	"redis":          parseRedis,
-	"memory":         none(func(h *Handler) { h.Redis, h.Memory = nil, true }),
+	"memory":         none(func(h *Handler) { h.Redis, h.Protocol, h.Memory = nil, "", true }),
 }
 
 // redisParsers are for the block of the option redis.
@@ -180,7 +192,7 @@ var redisParsers = map[string]parser[Redis]{
 	"pool_size":                one(number, checkPositive, func(r *Redis, v int) { r.PoolSize = v }),
 }
 
-// parseRedis reads `redis [cluster|sentinel] <address>... [{ ... }]`.
+// parseRedis reads `redis [cluster|sentinel|quorum] <address>... [{ ... }]`.
 func parseRedis(h *Handler, d *caddyfile.Dispenser) error {
 	args := d.RemainingArgs()
 	r := new(Redis)

@@ -40,7 +40,7 @@ func TestNameThatMovesIsFollowed(t *testing.T) {
 			name := strings.ReplaceAll(name, " ", "-") + ".test"
 			nameServer.byName.Store(name+".", [4]byte{127, 0, 0, 1})
 
-			shared, err := openRedis(&Redis{Address: []string{name + ":" + port}})
+			shared, err := openRedis(&Redis{Address: []string{name + ":" + port}}, getsetProtocol)
 			if err != nil {
 				t.Fatal(err)
 			}

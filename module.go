@@ -32,6 +32,9 @@ const (
 	cancelRun    = "cancel"
 	continueRun  = "continue"
 
+	getsetProtocol = "getset"
+	tokenProtocol  = "token"
+
 	defaultMaxHold = 10 * time.Minute
 	defaultBuffer  = 1 << 20
 )
@@ -123,6 +126,11 @@ type Handler struct {
 	// but not among Caddys.
 	OnRedisError string `json:"on_redis_error,omitempty"`
 
+	// What a lock's key in Redis holds: `getset` (the default: the Unix second of its end, by the
+	// SETNX/GETSET pattern of Redis's documentation), or `token` (a random token, by the SET NX PX
+	// convention: for those who share locks with programs that do it like this).
+	Protocol string `json:"protocol,omitempty"`
+
 	// Where the locks live. Default: Redis on 127.0.0.1:6379.
 	Redis *Redis `json:"redis,omitempty"`
 
@@ -167,7 +175,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.backend = inProcess{}
 		return nil
 	}
-	shared, err := openRedis(h.Redis)
+	shared, err := openRedis(h.Redis, h.Protocol)
 	if err != nil {
 		return fmt.Errorf("redis: %w", err)
 	}
@@ -212,6 +220,9 @@ func (h *Handler) setDefaults() {
 	if h.OnRedisError == "" {
 		h.OnRedisError = reject
 	}
+	if h.Protocol == "" && !h.Memory {
+		h.Protocol = getsetProtocol
+	}
 	if h.Redis == nil && !h.Memory {
 		h.Redis = &Redis{Address: []string{defaultAddress}}
 	}
@@ -237,6 +248,7 @@ func (h *Handler) Validate() error {
 		{"status", checkStatus(h.Status)},
 		{"prefix", lock.CheckPrefix(h.Prefix)},
 		{"on_redis_error", checkOneOf(reject, pass)(h.OnRedisError)},
+		{"protocol", h.checkProtocol()},
 		{"redis", h.checkRedis()},
 		{"memory", h.checkMemory()},
 	} {
@@ -322,7 +334,24 @@ func (h *Handler) checkFenceHeader() error {
 	if h.FenceHeader == "" {
 		return nil
 	}
+	if h.isQuorum() {
+		return fmt.Errorf("a %s has no fencing tokens; leave it out, or use one server, a %s or a %s", quorumMode, sentinelMode, clusterMode)
+	}
 	return checkFenceHeader(h.FenceHeader)
+}
+
+func (h *Handler) isQuorum() bool { return h.Redis != nil && h.Redis.Mode == quorumMode }
+
+func (h *Handler) checkProtocol() error {
+	switch {
+	case h.Memory && h.Protocol != "":
+		return errMemoryAndRedis
+	case h.isQuorum() && h.Protocol == tokenProtocol:
+		return fmt.Errorf("a %s speaks %s only", quorumMode, getsetProtocol)
+	case h.Memory || h.Protocol == "": // not yet, or not at all
+		return nil
+	}
+	return checkOneOf(getsetProtocol, tokenProtocol)(h.Protocol)
 }
 
 func (h *Handler) checkRedis() error {
@@ -339,7 +368,7 @@ func (h *Handler) checkMemory() error {
 	return nil
 }
 
-var errMemoryAndRedis = errors.New("locks live in memory or in redis; give one of the two")
+var errMemoryAndRedis = errors.New("locks live in memory or in redis, where they have a protocol; give one of the two")
 
 // Interface guards
 var (

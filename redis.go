@@ -26,18 +26,21 @@ const defaultAddress = "127.0.0.1:6379"
 const (
 	clusterMode  = "cluster"
 	sentinelMode = "sentinel"
+	quorumMode   = "quorum"
 )
 
-var redisModes = []string{clusterMode, sentinelMode}
+var redisModes = []string{clusterMode, sentinelMode, quorumMode}
 
 // Redis says which Redis the locks live in. The placeholders `{env.*}` and `{file.*}` are
 // resolved in all texts when Caddy loads its configuration.
 type Redis struct {
 	// How the servers belong together: one server (the default), `cluster` (a Redis Cluster),
-	// or `sentinel` (a master and replicas that Redis Sentinels watch).
+	// `sentinel` (a master and replicas that Redis Sentinels watch), or `quorum` (three or five
+	// servers that know nothing of one another: a lock is had by a majority of them, so that one
+	// may fail). Locks of a quorum have no fence, and the line is one per Caddy.
 	Mode string `json:"mode,omitempty"`
 
-	// The server; some nodes of the cluster; or the sentinels. Each is `host:port`,
+	// The server; some nodes of the cluster; the sentinels; or all servers of the quorum. Each is `host:port`,
 	// `redis://[user:password@]host[:port][/db]`, the same with `rediss://` for TLS, or
 	// `unix://[user:password@]/path[?db=n]`. Special characters of a password in a URL are
 	// percent-encoded.
@@ -93,6 +96,7 @@ func (r *Redis) check() error {
 	}{
 		{r.Mode != "" && !slices.Contains(redisModes, r.Mode), fmt.Errorf("mode: %q is neither %s", r.Mode, strings.Join(redisModes, " nor "))},
 		{r.Mode == "" && len(r.Address) != 1, fmt.Errorf("%d addresses; give one, or write before them what they are: %s", len(r.Address), strings.Join(redisModes, " or "))},
+		{r.Mode == quorumMode && (len(r.Address) < 3 || len(r.Address)%2 == 0), fmt.Errorf("%d addresses; a quorum needs an odd number of servers, 3 or 5: a majority of them must agree", len(r.Address))},
 		{len(r.Address) == 0, fmt.Errorf("%s: no address", r.Mode)},
 		{sentinel && r.MasterName == "", fmt.Errorf("master_name: missing; sentinels know masters by name, such as mymaster")},
 		{!sentinel && r.MasterName != "", fmt.Errorf("master_name: only sentinels know names; write redis %s", sentinelMode)},
@@ -132,8 +136,8 @@ func (r *Redis) check() error {
 func (r *Redis) checkAddress(a *redis.Options) error {
 	unix := a.Network == "unix"
 	switch {
-	case unix && (r.Mode != "" || r.wantsTLS()):
-		return errors.New("address is a unix socket, which a single server without TLS may have")
+	case unix && (r.Mode == clusterMode || r.Mode == sentinelMode || r.wantsTLS()):
+		return errors.New("address is a unix socket, which only a server of its own without TLS may have")
 	case r.Mode == sentinelMode && (a.Username != "" || a.Password != "" || a.DB != 0):
 		return errors.New("address: a sentinel's has no user, password or database; write sentinel_username, sentinel_password for it, and username, password, db for the servers")
 	case r.Mode == clusterMode && a.DB != 0:
@@ -210,7 +214,28 @@ func placeholderError(err error) error {
 	return errors.New(`has a placeholder that is neither {env.*} nor {file.*}; write a literal brace as \{`)
 }
 
-// clientOptions are for the client of a Redis without placeholders.
+// clients returns the options of r's client, or of one for each server of a quorum. r has no
+// placeholders.
+func (r *Redis) clients() (all []*redis.UniversalOptions, err error) {
+	each := []*Redis{r}
+	if r.Mode == quorumMode {
+		each = nil
+		for _, address := range r.Address {
+			node := *r
+			node.Mode, node.Address = "", []string{address}
+			each = append(each, &node)
+		}
+	}
+	for _, r := range each {
+		options, err := r.clientOptions()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, options)
+	}
+	return all, nil
+}
+
 func (r *Redis) clientOptions() (*redis.UniversalOptions, error) {
 	o := &redis.UniversalOptions{
 		Username:         r.Username,

@@ -63,7 +63,9 @@ func (p report) taken(held *lock.Handle) {
 		return
 	}
 	p.outcome(outcomeAcquired)
-	p.repl.Set("http.redis_lock.fence", strconv.FormatInt(held.Fence(), 10))
+	if fence := held.Fence(); fence != 0 { // a quorum has none
+		p.repl.Set("http.redis_lock.fence", strconv.FormatInt(fence, 10))
+	}
 }
 
 // retryLater is an error with a Retry-After header, which survives Caddy's error routes.

@@ -21,7 +21,7 @@ var failovers = []struct {
 	{"sentinel", func(t *testing.T) *failing {
 		s := redistest.StartSentinel(t)
 		return &failing{
-			deployment: deployment{bySentinel(s), s.Servers},
+			deployment: deployment{redis: bySentinel(s), servers: s.Servers},
 			master:     s.Servers[0],
 			replicas:   s.Servers[1:],
 			has:        func(string) bool { return true },
@@ -32,7 +32,7 @@ var failovers = []struct {
 		c := redistest.StartCluster(t)
 		master := c.MasterOf(t, "lock.deploy")
 		return &failing{
-			deployment: deployment{"redis cluster " + strings.Join(c.Addrs, " "), c.Servers},
+			deployment: deployment{redis: "redis cluster " + strings.Join(c.Addrs, " "), servers: c.Servers},
 			master:     master,
 			replicas:   []*redistest.Server{c.Partner(master)},
 			has:        func(key string) bool { return c.MasterOf(t, key) == master },
@@ -246,4 +246,60 @@ func TestFailoverUnderLoad(t *testing.T) {
 			}
 		})
 	}
+}
+
+// One node of a quorum at a time is killed, hangs and is flushed, under load: nobody notices. Each
+// is well again for two leases before the next one's turn.
+func TestQuorumLosesNodes(t *testing.T) {
+	t.Parallel()
+	const lease = time.Second
+	d := startQuorum(t)
+	up := startUpstream(t, nil)
+	site := "redis_lock {header.X-Name}\n" + up.proxy()
+	caddys := []*caddy{
+		startCaddy(t, d.global("wait 1m", "lease 1s"), site),
+		startCaddy(t, d.global("wait 1m", "lease 1s"), site),
+	}
+	var over atomic.Bool
+	var served atomic.Int64
+	var clients sync.WaitGroup
+	for i := range 8 {
+		clients.Go(func() {
+			client := newClient(t)
+			for !over.Load() {
+				if a := do(t.Context(), client, http.MethodPost, caddys[i%2].url, "", "X-Name", strconv.Itoa(i/2%2)); a.err != nil || a.StatusCode != 200 {
+					t.Errorf("%+v", a)
+					return
+				}
+				served.Add(1)
+			}
+		})
+	}
+	goesOn := func(while string) {
+		before := served.Load()
+		await(t, "requests to be served while a node "+while, func() bool { return t.Failed() || served.Load() > before+50 })
+	}
+	well := func(server *redistest.Server, since time.Time, pause time.Duration) {
+		await(t, "a node to be well for long enough", func() bool { return server.Now(t).Sub(since) > pause })
+	}
+	const votes = lease + 2*time.Second // one that came up empty does not vote before
+	goesOn("is well")
+	d.servers[0].Kill()
+	goesOn("is down")
+	d.servers[0].Restart(t)
+	well(d.servers[0], d.servers[0].Now(t), votes+2*lease)
+	d.servers[1].Pause()
+	goesOn("hangs")
+	d.servers[1].Resume()
+	well(d.servers[1], d.servers[1].Now(t), 2*lease)
+	d.servers[2].Client.FlushAll(t.Context())
+	goesOn("has been flushed")
+	well(d.servers[2], d.servers[2].Now(t), votes+2*lease)
+	goesOn("is well again")
+	over.Store(true)
+	clients.Wait()
+	if most := up.overlap(); most != 1 {
+		t.Errorf("%d of one name at the same time", most)
+	}
+	d.noKeys(t)
 }
