@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -20,7 +21,7 @@ import (
 var (
 	getsetAbilities = []locktest.Ability{locktest.Fences, locktest.Line, locktest.OutlivesKey}
 	tokenAbilities  = []locktest.Ability{locktest.Fences, locktest.Line, locktest.EndsWithKey}
-	quorumAbilities = []locktest.Ability{locktest.OutlivesKey}
+	quorumAbilities = []locktest.Ability{locktest.OutlivesServer, locktest.OutlivesKey}
 	memoryAbilities = []locktest.Ability{locktest.Fences, locktest.Line}
 )
 
@@ -93,6 +94,7 @@ func TestConformance(t *testing.T) {
 					deleteIn(server.Client)(key)
 				}
 			},
+			LoseServer: servers[2].Kill,
 		})
 	})
 	for _, mode := range modes {
@@ -106,6 +108,27 @@ func TestConformance(t *testing.T) {
 				locktest.TestStore(t, tokenAbilities, locktest.World{Open: over(t, lock.NewToken, reach), LoseKey: del})
 			})
 		})
+	}
+}
+
+// The README's table says what each kind of Store is able to do.
+func TestReadmeAbilities(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ability := range locktest.Abilities {
+		row := "| " + string(ability) + " |"
+		for _, abilities := range [][]locktest.Ability{getsetAbilities, tokenAbilities, quorumAbilities, memoryAbilities} {
+			if slices.Contains(abilities, ability) {
+				row += " yes |"
+			} else {
+				row += " - |"
+			}
+		}
+		if !strings.Contains(string(readme), row+"\n") {
+			t.Errorf("README.md does not say: %s", row)
+		}
 	}
 }
 

@@ -2,26 +2,36 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
 )
 
-// blocks returns the code blocks of README.md in one language.
-func blocks(t *testing.T, language string) []string {
+// document returns a file of the documentation.
+func document(t *testing.T, name string) string {
 	t.Helper()
-	readme, err := os.ReadFile("../../README.md")
+	text, err := os.ReadFile("../../" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var found []string
-	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(readme), -1) {
-		found = append(found, m[1])
+	return string(text)
+}
+
+// blocks returns the documentation's code blocks in one language.
+func blocks(t *testing.T, language string) (found []string) {
+	t.Helper()
+	for _, name := range []string{"README.md", "docs/redis.md"} {
+		for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(document(t, name), -1) {
+			found = append(found, m[1])
+		}
 	}
 	return found
 }
@@ -36,7 +46,7 @@ func block(t *testing.T, language, text string) string {
 		}
 	}
 	if len(found) != 1 {
-		t.Fatalf("README.md has %d blocks of %s with %q, want one", len(found), language, text)
+		t.Fatalf("%d blocks of %s with %q, want one", len(found), language, text)
 	}
 	return found[0]
 }
@@ -53,20 +63,73 @@ func inPlace(t *testing.T, example string, addresses ...string) string {
 	return example
 }
 
-// Every Caddyfile in the README is one that `caddy validate` accepts.
+// Every Caddyfile in the documentation is one that `caddy validate` accepts.
 func TestReadmeCaddyfilesAreValid(t *testing.T) {
 	t.Parallel()
 	examples := blocks(t, "caddyfile")
-	if len(examples) < 2 {
-		t.Fatalf("README.md has %d Caddyfiles", len(examples))
+	if len(examples) < 6 {
+		t.Fatalf("%d Caddyfiles", len(examples))
 	}
+	certs := redistest.NewCertificates(t)
 	for _, example := range examples {
 		c := newCaddy(t)
+		c.env = []string{"REDIS_PASSWORD=secret"}
+		example = strings.ReplaceAll(example, "/etc/caddy/redis-ca.pem", certs.CA)
 		code, output := exitCode(t, c.command("validate", "--adapter", "caddyfile", "--config", c.write(t, example)))
 		if code != 0 || strings.Contains(output, "not formatted") {
 			t.Errorf("%s\n%s", example, output)
 		}
 	}
+}
+
+// The examples of docs/redis.md serve requests, over what they are about.
+func TestRedisExamples(t *testing.T) {
+	t.Parallel()
+	for name, inPlaceOf := range map[string]func(t *testing.T) (text string, places []string){
+		"redis-ca.pem": func(t *testing.T) (string, []string) {
+			certs := redistest.NewCertificates(t)
+			server := redistest.StartTLS(t, certs, "--tls-auth-clients", "no")
+			server.AddUser(t, "locker", "allkeys", "allchannels", "+@all")
+			return "redis-ca.pem", []string{"redis.internal:6379", server.Addr, "/etc/caddy/redis-ca.pem", certs.CA}
+		},
+		"redis sentinel": func(t *testing.T) (string, []string) {
+			s := redistest.StartSentinel(t)
+			return "redis sentinel", replaceEach(":26379", s.Addrs)
+		},
+		"redis cluster": func(t *testing.T) (string, []string) {
+			c := redistest.StartCluster(t)
+			return "redis cluster", replaceEach(":6379", c.Addrs[:3])
+		},
+		"redis quorum": func(t *testing.T) (string, []string) {
+			var addrs []string
+			for _, server := range startQuorum(t).servers {
+				addrs = append(addrs, server.Addr)
+			}
+			return "redis quorum", replaceEach(":6379", addrs)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			text, places := inPlaceOf(t)
+			up := startUpstream(t, nil)
+			c := newCaddy(t)
+			c.env = []string{"REDIS_PASSWORD=pass"}
+			c.start(t, inPlace(t, block(t, "caddyfile", text), append(places, ":8080", "http://"+c.addr, "localhost:9000", up.addr(),
+				"{\n\tredis_lock {", "{\n\tadmin "+c.admin+"\n\tredis_lock {")...))
+			first := up.occupy(t, c.url)
+			post(t, c.url, 423)
+			up.letGo()
+			wantStatus(t, <-first, 200)
+		})
+	}
+}
+
+// replaceEach puts addresses in place of 10.0.0.1, 10.0.0.2 and so on, at a port.
+func replaceEach(port string, addrs []string) (places []string) {
+	for i, addr := range addrs {
+		places = append(places, fmt.Sprintf("10.0.0.%d%s", i+1, port), addr)
+	}
+	return places
 }
 
 func TestReadmeCommonCase(t *testing.T) {
@@ -142,11 +205,7 @@ func TestReadmeFreesStuckName(t *testing.T) {
 func TestReadmeNamesThisModule(t *testing.T) {
 	t.Parallel()
 	line := block(t, "sh", "xcaddy build")
-	mod, err := os.ReadFile("../../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(mod), "module ")
+	_, rest, _ := strings.Cut(document(t, "go.mod"), "module ")
 	module, _, _ := strings.Cut(rest, "\n")
 	if !strings.Contains(line, "--with "+module+"\n") {
 		t.Errorf("%q does not build %s", line, module)
@@ -156,11 +215,7 @@ func TestReadmeNamesThisModule(t *testing.T) {
 // The option table has every option, and no other.
 func TestReadmeOptionTable(t *testing.T) {
 	t.Parallel()
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, table, _ := strings.Cut(string(readme), "## Options")
+	_, table, _ := strings.Cut(document(t, "README.md"), "## Options")
 	table, _, _ = strings.Cut(table, "\n## ")
 	var documented []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)").FindAllStringSubmatch(table, -1) {
@@ -183,61 +238,82 @@ func TestReadmeOptionTable(t *testing.T) {
 	}
 }
 
-// A Redis user with the rights that the README lists, and no others, is enough: also for renewals,
-// and for finding out about foreign values.
-func TestReadmeRedisUser(t *testing.T) {
-	t.Parallel()
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	rights := regexp.MustCompile("(?s)needs the keys `(.*?)` and `(.*?)`, and the commands (.*?)\\.\n").FindStringSubmatch(string(readme))
-	if rights == nil {
-		t.Fatal("README.md does not say what a Redis user needs")
-	}
-	server := redistest.Start(t)
-	user := []string{"~" + rights[1], "~" + rights[2]}
-	for _, command := range regexp.MustCompile(`[A-Z]+`).FindAllString(rights[3], -1) {
-		if command != "AND" {
-			user = append(user, "+"+strings.ToLower(command))
+// rights returns what docs/redis.md says that a Redis user needs always, and for one more thing.
+func rights(t *testing.T, also string) (rules []string) {
+	t.Helper()
+	for _, row := range []string{"always", also} {
+		m := regexp.MustCompile("(?m)^\\| `?" + row + "`? \\| (.*) \\|(.*)\\|$").FindStringSubmatch(document(t, "docs/redis.md"))
+		if m == nil {
+			t.Fatalf("docs/redis.md does not say which rights are needed: %s", row)
+		}
+		for _, command := range strings.Fields(strings.ReplaceAll(m[1], `\|`, "|")) {
+			rules = append(rules, "+"+strings.ToLower(command))
+		}
+		for _, key := range strings.Fields(m[2]) {
+			rules = append(rules, "~"+strings.Trim(key, "`"))
 		}
 	}
-	server.AddUser(t, "locker", user...)
-	up := startUpstream(t, nil)
-	c := startCaddy(t, "redis_lock {\nredis redis://locker:pass@"+server.Addr+"\nlease 1s\n}", "redis_lock {path}\n"+up.proxy())
-	server.Client.RPush(t.Context(), "lock./foreign", "x")
-	post(t, c.url+"/foreign", 423)
-	first := up.occupy(t, c.url+"/hook")
-	renewals := func() int { return server.Commands(t)["getset"] }
-	await(t, "renewals", func() bool { return renewals() > 3 })
-	up.letGo()
-	wantStatus(t, <-first, 200)
-	server.Client.Set(t.Context(), "lock./hook", 1, 0)
-	post(t, c.url+"/hook", 200)
+	return rules
+}
+
+// A Redis user with the rights that the documentation lists, and no others, is enough: also for
+// renewals, for waiting in line, and for finding out about foreign values.
+func TestReadmeRedisUser(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		also  string
+		start func(t *testing.T) *deployment
+	}{
+		{"always", deployments[0].start},
+		{"protocol token", deployments[1].start},
+		{"quorum", startQuorum},
+		{"cluster", func(t *testing.T) *deployment {
+			cluster := redistest.StartCluster(t)
+			return &deployment{redis: "redis cluster " + strings.Join(cluster.Addrs, " "), servers: cluster.Servers}
+		}},
+	} {
+		t.Run(c.also, func(t *testing.T) {
+			t.Parallel()
+			d := c.start(t)
+			for _, server := range d.servers {
+				server.AddUser(t, "locker", rights(t, c.also)...)
+			}
+			d.redis += " {\nusername locker\npassword pass\n}"
+			up := startUpstream(t, nil)
+			proxy := startCaddy(t, d.global("lease 1s", "wait 10s"), "redis_lock {path}\n"+up.proxy())
+			first := up.occupy(t, proxy.url+"/hook")
+			end := d.freeAt(t, "/hook")
+			second := inFlight(t, proxy.url+"/hook")
+			await(t, "renewals", func() bool { return d.freeAt(t, "/hook").Sub(end) > 2*time.Second })
+			up.letGo()
+			wantStatus(t, <-first, 200)
+			wantStatus(t, <-second, 200)
+			for _, server := range d.servers {
+				_ = server.Client.RPush(t.Context(), "lock./foreign", "x").Err() // one of a cluster's has it
+			}
+			wantStatus(t, do(t.Context(), newClient(t), http.MethodPost, proxy.url+"/foreign", ""), 423)
+			if log := proxy.log.String(); strings.Contains(log, "unavailable") {
+				t.Error("the rights are not enough")
+			}
+		})
+	}
 }
 
 // The tables of the README are those of the last run of the benchmark.
 func TestReadmeShowsWhatWasMeasured(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	results, err := os.ReadFile("../../bench/results.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, cost, _ := strings.Cut(string(readme), "\n## What it costs\n")
+	results := document(t, "bench/results.md")
+	_, cost, _ := strings.Cut(document(t, "README.md"), "\n## What it costs\n")
 	cost, _, _ = strings.Cut(cost, "\n## ")
 	rows := regexp.MustCompile(`(?m)^\|.*\|$`).FindAllString(cost, -1)
 	if len(rows) < 15 {
 		t.Errorf("%d rows of tables", len(rows))
 	}
 	for _, row := range rows {
-		if !strings.Contains(string(results), row+"\n") {
+		if !strings.Contains(results, row+"\n") {
 			t.Errorf("not in bench/results.md: %s", row)
 		}
 	}
-	machine, _, _ := strings.Cut(string(results), ".\n")
+	machine, _, _ := strings.Cut(results, ".\n")
 	if !strings.Contains(cost, machine) {
 		t.Errorf("the README does not say that it was measured on %s", machine)
 	}

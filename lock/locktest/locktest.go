@@ -23,13 +23,17 @@ const long = time.Hour
 type Ability string
 
 const (
-	Fences Ability = "a fencing token that grows with every lock taken"
-	Line   Ability = "one line for all processes, first come, first served"
+	Fences         Ability = "a fencing token that grows with every lock taken"
+	Line           Ability = "one line for all processes, first come, first served"
+	OutlivesServer Ability = "a lock outlives the loss of one server" // needs a World's LoseServer
 
 	// Of Stores whose keys others can delete, each has one of these. They need a World's LoseKey.
-	OutlivesKey Ability = "a lock whose key is lost stays its holder's until that releases it"
-	EndsWithKey Ability = "a lock whose key is lost is free"
+	OutlivesKey Ability = "a lock whose key is lost stays its holder's"
+	EndsWithKey Ability = "a lock whose key is lost is free at once"
 )
+
+// Abilities has all of them.
+var Abilities = []Ability{Fences, Line, OutlivesServer, OutlivesKey, EndsWithKey}
 
 // A World is where locks are.
 type World struct {
@@ -39,6 +43,10 @@ type World struct {
 	// LoseKey removes a lock's key, and nothing that the Store keeps beside it. Nil where
 	// nobody can.
 	LoseKey func(key string)
+
+	// LoseServer ends one of the servers for good, with all that it knows. Nil where the others
+	// could not go on.
+	LoseServer func()
 }
 
 // TestStore runs the suite for a Store with the given abilities. The tests share the world: each
@@ -79,6 +87,9 @@ func TestStore(t *testing.T, abilities []Ability, world World) {
 			"a process that does not ask is passed by": (*suite).passesByDeaf,
 			"hand-over is told":                        (*suite).tellsOfHandOver,
 			"late owner hands nothing over":            (*suite).lateOwnerHandsNothingOver,
+		},
+		OutlivesServer: {
+			"lost server is not missed": (*suite).outlivesServer,
 		},
 		OutlivesKey: {
 			"lost key frees nothing": (*suite).outlivesKey,
@@ -340,6 +351,18 @@ func (s *suite) endsWithKey() {
 	s.later(first, s.acquire(s.key, next, long))
 	s.lost(s.giveBack(s.key, token), lock.NotOwner)
 	s.release(s.key, next)
+}
+
+func (s *suite) outlivesServer() {
+	token := newToken()
+	s.acquire(s.key, token, shortest)
+	s.LoseServer()
+	if _, err := s.Renew(s.Context(), s.key, lock.Claim{Token: token, Lease: long}); err != nil {
+		s.Errorf("renew: %v", err)
+	}
+	s.held(s.key, newToken(), lock.Held, long+2*time.Second)
+	s.release(s.key, token)
+	s.acquire(s.key, newToken(), long)
 }
 
 func (s *suite) acquire(key string, token lock.Token, lease time.Duration) lock.Grant {
