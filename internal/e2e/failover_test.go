@@ -102,8 +102,8 @@ func alive(t *testing.T, server *redistest.Server) (n int) {
 	return n
 }
 
-// The master dies with a lock that no replica has heard of: its request is cancelled as soon as
-// the replica has taken over, long before its next renewal.
+// The master dies with a lock that no replica has heard of: its request is cancelled soon after
+// the replica has taken over, however long its lease.
 func TestFailoverCancelsWhatItLost(t *testing.T) {
 	t.Parallel()
 	for _, failover := range failovers {
