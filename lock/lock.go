@@ -55,7 +55,7 @@ type Locker struct {
 	opTimeout time.Duration
 	lines     *lines
 	leftovers leftovers
-	outages   outages
+	outages   *outages
 
 	listen sync.Once
 	hears  atomic.Bool // the Store tells of hand-overs
@@ -85,15 +85,14 @@ func New(store Store, o Options) *Locker {
 		leftovers: leftovers{byKey: make(map[string][]Claim)},
 		onDeaf:    o.OnDeaf,
 	}
-	l.outages = outages{store: store, byShard: make(map[string]*outage), onOutage: func(err error) {
+	l.outages = newOutages(store, func(err error) {
 		o.OnOutage(err)
 		l.lines.renewAll() // who takes over may lack them: their holders must not be the last to know
-
-	}, onRecovery: func(away time.Duration) {
+	}, func(away time.Duration) {
 		o.OnRecovery(away)
 		l.lines.renewAll()
 		l.lines.nudgeAll()
-	}}
+	})
 	return l
 }
 

@@ -10,21 +10,27 @@ import (
 
 // outages are those of a Store's shards.
 type outages struct {
-	store      Store
-	onOutage   func(error)
-	onRecovery func(time.Duration)
+	store Store
+	only  outage // of the one shard, which is most Stores'
 
 	mu      sync.Mutex
 	byShard map[string]*outage
 }
 
+func newOutages(store Store, onOutage func(error), onRecovery func(time.Duration)) *outages {
+	return &outages{store: store, only: outage{onOutage: onOutage, onRecovery: onRecovery}, byShard: make(map[string]*outage)}
+}
+
 // of returns the state of the shard that has key.
 func (o *outages) of(key string) *outage {
 	shard := o.store.Shard(key)
+	if shard == "" {
+		return &o.only
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.byShard[shard] == nil {
-		o.byShard[shard] = &outage{onOutage: o.onOutage, onRecovery: o.onRecovery}
+		o.byShard[shard] = &outage{onOutage: o.only.onOutage, onRecovery: o.only.onRecovery}
 	}
 	return o.byShard[shard]
 }
