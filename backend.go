@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -119,10 +120,10 @@ type redisLocker struct {
 
 func newRedisLocker(s *sharedRedis) *redisLocker {
 	log := caddy.Log().Named(string(Handler{}.CaddyModule().ID)).With( // outlives configurations, as Lockers do
-		zap.Strings("redis", s.addresses()), zap.String("mode", cmp.Or(s.config.Mode, "one server")))
+		zap.String("redis", strings.Join(s.addresses(), " ")), zap.String("mode", cmp.Or(s.config.Mode, "one server")))
 	clients := s.connect()
 	l := &redisLocker{}
-	l.Locker = lock.New(s.store(clients), lock.Options{
+	l.Locker = lock.New(s.store(clients, log), lock.Options{
 		OpTimeout: s.config.opTimeout(),
 		OnOutage: func(err error) {
 			if away, ok := errors.AsType[*lock.UnavailableError](err); ok {
@@ -135,7 +136,7 @@ func newRedisLocker(s *sharedRedis) *redisLocker {
 		},
 		OnDeaf: func(err error) {
 			log.Warn("redis does not tell of locks that are handed over; waiting requests find out by asking, which is slower. "+
-				"Allow its user SUBSCRIBE and PUBLISH on the channels redis_lock:*", zap.Error(err))
+				"Allow its user SUBSCRIBE and PUBLISH (in a cluster SSUBSCRIBE and SPUBLISH) on the channels redis_lock:*", zap.Error(err))
 		},
 	})
 	log.Info("locks live in redis", zap.String("protocol", s.protocol), zap.Int("db", s.clients[0].DB), zap.Bool("tls", s.clients[0].TLSConfig != nil))
@@ -168,12 +169,21 @@ func (s *sharedRedis) connect() (clients []redis.UniversalClient) {
 	return clients
 }
 
-func (s *sharedRedis) store(clients []redis.UniversalClient) lock.Store {
+func (s *sharedRedis) store(clients []redis.UniversalClient, log *zap.Logger) lock.Store {
 	switch {
 	case s.config.Mode == quorumMode:
-		var nodes []lock.Store
-		for _, client := range clients {
-			nodes = append(nodes, lock.NewGetSetNode(client))
+		var nodes []lock.Node
+		for i, client := range clients {
+			log := log.With(zap.String("server", s.clients[i].Addrs[0]))
+			nodes = append(nodes, lock.Node{
+				Store: lock.NewGetSetNode(client),
+				OnOutage: func(err error) {
+					log.Warn("a server of the quorum is unavailable", zap.Error(err), zap.String("remedy", remedy(err)))
+				},
+				OnRecovery: func(away time.Duration) {
+					log.Info("a server of the quorum is available again", zap.Duration("away", away))
+				},
+			})
 		}
 		return lock.NewQuorum(nodes...)
 	case s.protocol == tokenProtocol:

@@ -142,6 +142,8 @@ func TestWrongCaddyfile(t *testing.T) {
 		{"quorum of two", "redis quorum a:1 b:2", "redis: 2 addresses; a quorum needs an odd number"},
 		{"quorum of one", "redis quorum a:1", "redis: 1 addresses; a quorum needs an odd number"},
 		{"quorum with the same twice", "redis quorum a:1 b:1 a:1", "redis: an address is given twice"},
+		{"quorum of one server", "redis quorum a:1 redis://a:1 redis://a:1/1", "redis: an address is given twice"},
+		{"user without password", "redis redis://bob@a:1", "redis: username: without a password it would be ignored"},
 		{"protocol", "protocol redlock", `protocol: "redlock" is neither getset nor token`},
 		{"protocol in memory", "memory\nprotocol token", "protocol: locks live in memory or in redis"},
 		{"memory with a protocol", "protocol token\nmemory", "memory: locks live in memory or in redis"},
@@ -187,7 +189,9 @@ func TestWrongCaddyfile(t *testing.T) {
 		{"tls_client_auth cert.pem", "redis: tls_client_auth: takes a certificate and its key, got 1 files"},
 		{"dial_timeout 0s", "redis: dial_timeout: 0s is not more than 0"},
 		{"op_timeout -1s", "redis: op_timeout: -1s is not more than 0"},
-		{"dial_timeout 3s", "redis: dial_timeout: 3s is longer than op_timeout, 2s"},
+		{"dial_timeout 3s", "redis: dial_timeout: 3s is not shorter than op_timeout, 2s"},
+		{"dial_timeout 2s", "redis: dial_timeout: 2s is not shorter than op_timeout, 2s"},
+		{"username u", "redis: username: without a password it would be ignored"},
 		{"pool_size 0", "redis: pool_size: 0 is not more than 0"},
 		{"tls {\nx\n}", "redis: tls: takes no block"},
 	} {
@@ -230,7 +234,7 @@ func TestAddressErrorsKeepPassword(t *testing.T) {
 	for _, address := range []string{
 		"redis://:geheim@localhost:x", "redis://u:geheim/x@localhost", "u:geheim@localhost",
 		"http://u:geheim@localhost", "redis://:geheim@localhost/x", "redis://:geheim@localhost?x=1",
-		"redis://:%zzgeheim@localhost", "rediss://u:geheim@", "unix://u:geheim@?db=x",
+		"redis://:%zzgeheim@localhost", "redis://u:12/geheim@host:6379", "redis://u:12?geheim@host:6379", "redis://u:12#geheim@host:6379", "rediss://u:geheim@", "unix://u:geheim@?db=x",
 	} {
 		_, err := adapt(":80\nredis_lock {\nredis " + address + "\n}\n")
 		if err == nil {

@@ -138,6 +138,11 @@ func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err 
 	switch {
 	case errors.Is(err, lock.ErrUnavailable):
 		// The log has it already, once for the whole outage.
+		if away, ok := errors.AsType[*lock.UnavailableError](err); ok && away.ThisKey {
+			h.refusedSeen.Do(func() {
+				h.logger.Error("redis refuses a lock", zap.String("name", name), zap.Error(away.Err), zap.String("remedy", remedy(away.Err)))
+			})
+		}
 		report.outcome(outcomeError)
 		return report.retryLater(w, http.StatusServiceUnavailable, 0, errUnavailable)
 	case errors.Is(err, lock.ErrHeld):

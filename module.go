@@ -143,6 +143,7 @@ type Handler struct {
 	acquire     []lock.AcquireOption
 	fence       fenceHeader
 	foreignSeen *rate.Sometimes
+	refusedSeen *rate.Sometimes
 	holdTime    *holdTime
 }
 
@@ -161,6 +162,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.setDefaults()
 	h.fence = fenceHeader(http.CanonicalHeaderKey(h.FenceHeader))
 	h.foreignSeen = &rate.Sometimes{Interval: time.Minute}
+	h.refusedSeen = &rate.Sometimes{Interval: time.Minute}
 	h.holdTime = new(holdTime)
 	h.acquire = []lock.AcquireOption{
 		lock.Prefix(h.Prefix),

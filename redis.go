@@ -107,24 +107,27 @@ func (r *Redis) check() error {
 		{len(r.TLSClientAuth) != 0 && len(r.TLSClientAuth) != 2, fmt.Errorf("tls_client_auth: takes a certificate and its key, got %d files", len(r.TLSClientAuth))},
 		{r.DialTimeout < 0, fmt.Errorf("dial_timeout: %v is negative", time.Duration(r.DialTimeout))},
 		{r.OpTimeout < 0, fmt.Errorf("op_timeout: %v is negative", time.Duration(r.OpTimeout))},
-		{r.dialTimeout() > r.opTimeout(), fmt.Errorf("dial_timeout: %v is longer than op_timeout, %v, which bounds connecting, too", r.dialTimeout(), r.opTimeout())},
+		{r.dialTimeout() >= r.opTimeout(), fmt.Errorf("dial_timeout: %v is not shorter than op_timeout, %v, which bounds connecting and asking together", r.dialTimeout(), r.opTimeout())},
+		{r.SentinelUsername != "" && r.SentinelPassword == "", errors.New("sentinel_username: without sentinel_password it would be ignored")},
 		{r.PoolSize < 0, fmt.Errorf("pool_size: %d is negative", r.PoolSize)},
 	} {
 		if check.wrong {
 			return check.err
 		}
 	}
-	for i, address := range r.Address {
+	seen := make(map[string]bool)
+	for _, address := range r.Address {
 		if strings.Contains(address, "{") {
 			continue
-		}
-		if slices.Contains(r.Address[:i], address) {
-			return errors.New("an address is given twice")
 		}
 		a, err := parseAddress(address)
 		if err != nil {
 			return err
 		}
+		if seen[a.Addr] {
+			return errors.New("an address is given twice")
+		}
+		seen[a.Addr] = true
 		if err := r.checkAddress(a); err != nil {
 			return err
 		}
@@ -142,6 +145,8 @@ func (r *Redis) checkAddress(a *redis.Options) error {
 		return errors.New("address: a sentinel's has no user, password or database; write sentinel_username, sentinel_password for it, and username, password, db for the servers")
 	case r.Mode == clusterMode && a.DB != 0:
 		return errors.New("address has a database; a cluster has database 0 only")
+	case r.Username+a.Username != "" && r.Password+a.Password == "":
+		return errors.New("username: without a password it would be ignored; a user without one takes any")
 	case r.Username != "" && a.Username != "":
 		return errors.New("username: the address has one, too")
 	case r.Password != "" && a.Password != "":
@@ -341,6 +346,9 @@ func parseAddress(address string) (*redis.Options, error) {
 	}
 	u, err := url.Parse(address)
 	if err != nil {
+		return nil, fmt.Errorf("address is not a valid %s:// URL; percent-encode special characters of the password", scheme)
+	}
+	if scheme != "unix" && strings.Contains(u.Path+u.RawQuery, "@") || u.Fragment != "" {
 		return nil, fmt.Errorf("address is not a valid %s:// URL; percent-encode special characters of the password", scheme)
 	}
 	for option := range u.Query() {

@@ -25,6 +25,7 @@ type acquisition struct {
 	waiter *waiter // nil: it cannot wait
 	placed bool    // the Store may have it in the line
 	why    Reason  // it was refused
+	away   error   // the last answer was that there is none; nil: there was one
 	polls  bool    // nobody will tell of the lock's end
 	poll   time.Duration
 
@@ -66,7 +67,7 @@ func (a *acquisition) turnAway() error {
 	if err == nil {
 		defer done()
 		err = a.locker.store.Inspect(op, a.handle.key)
-		outage.report(err)
+		a.locker.outages.report(a.handle.key, err)
 	}
 	if errors.Is(err, ErrUnavailable) {
 		err = a.doWithout(err)
@@ -87,7 +88,9 @@ func (a *acquisition) turnAway() error {
 func (a *acquisition) ask() error {
 	for {
 		err := a.attempt()
+		a.away = nil
 		if errors.Is(err, ErrUnavailable) {
+			a.away = err
 			a.polls = true
 			err = a.doWithout(err)
 		}
@@ -130,7 +133,7 @@ func (a *acquisition) attempt() error {
 	}
 	t0 := time.Now() // before asking: the grant may be older than its answer
 	grant, err := l.store.Acquire(op, h.key, claim)
-	outage.report(err)
+	a.locker.outages.report(a.handle.key, err)
 	if err == nil {
 		return a.take(grant, t0)
 	}
@@ -234,7 +237,11 @@ func (a *acquisition) await() (again bool, err error) {
 			a.poll = min(2*a.poll, maxPoll)
 			return true, nil
 		case <-a.patience.C:
-			if away := a.outage().current(); away != nil {
+			away := a.outage().current()
+			if away == nil {
+				away = a.away
+			}
+			if away != nil {
 				err := a.doWithout(away)
 				if !errors.Is(err, ErrHeld) {
 					return false, err

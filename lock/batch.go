@@ -102,13 +102,17 @@ func (b *batcher) fly() {
 // themselves.
 func (b *batcher) send(calls []*scriptCall) {
 	last := slices.MaxFunc(calls, func(a, b *scriptCall) int { return a.deadline.Compare(b.deadline) })
-	ctx := until{context.Background(), last.deadline}
-	unknown := pipeline(ctx, b.client, calls)
-	if len(unknown) > 0 { // a server that was restarted, or never heard of the script
-		pipeline(ctx, b.client, unknown)
-	}
+	together(until{context.Background(), last.deadline}, b.client, calls)
 	for _, call := range calls {
 		close(call.done)
+	}
+}
+
+// together fills the answers in.
+func together(ctx context.Context, client redis.UniversalClient, calls []*scriptCall) {
+	unknown := pipeline(ctx, client, calls)
+	if len(unknown) > 0 { // a server that was restarted, or never heard of the script
+		pipeline(ctx, client, unknown)
 	}
 }
 
@@ -118,6 +122,9 @@ func pipeline(ctx context.Context, client redis.UniversalClient, calls []*script
 	pipe := client.Pipeline()
 	answers := make([]*redis.Cmd, len(calls))
 	for i, call := range calls {
+		if call.asking {
+			pipe.Do(ctx, "asking")
+		}
 		answers[i] = call.command(ctx)
 		_ = pipe.Process(ctx, answers[i])
 	}

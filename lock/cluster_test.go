@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -116,13 +117,33 @@ func TestSlotMovesWhileHeld(t *testing.T) {
 	closeAll(t, here, there)
 }
 
+// A lock that is gone is not given back without an error because its slot has moved.
+func TestLostLockMoves(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	l := lock.New(overCluster(t, cluster)(), lock.Options{})
+	h := acquire(t, l, "name")
+	from, to := cluster.MasterOf(t, "lock.name"), cluster.Servers[0]
+	if to == from {
+		to = cluster.Servers[1]
+	}
+	from.Client.Del(t.Context(), "lock.name")
+	from.Client.Del(t.Context(), "{lock.name}:holder")
+	cluster.MoveSlot(t, cluster.Slot(t, "lock.name"), to, func() {})
+	wantError(t, h.Release(t.Context()), lock.ErrLost)
+	closeAll(t, l)
+}
+
 // A master dies while its lock is held: its replica has the lock, too. Locks on other masters do
 // not notice.
 func TestMasterOfClusterDies(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	open := overCluster(t, cluster)
-	l := lock.New(open(), lock.Options{})
+	var outages, recoveries atomic.Int32
+	l := lock.New(open(), lock.Options{
+		OnOutage: func(error) { outages.Add(1) }, OnRecovery: func(time.Duration) { recoveries.Add(1) },
+	})
 	var names []string // two on the first master, one on the second
 	for i := 0; len(names) < 3; i++ {
 		if name := fmt.Sprint("name", i); cluster.MasterOf(t, "lock."+name) == cluster.Servers[len(names)/2] {
@@ -147,6 +168,9 @@ func TestMasterOfClusterDies(t *testing.T) {
 		release(t, other)
 		return true
 	})
+	if outages.Load() != 1 || recoveries.Load() != 1 {
+		t.Errorf("%d outages, %d recoveries; want one that is over, though its server never comes back", outages.Load(), recoveries.Load())
+	}
 	other := lock.New(open(), lock.Options{})
 	_, err = other.Acquire(t.Context(), names[0])
 	wantError(t, err, lock.ErrHeld)

@@ -133,6 +133,10 @@ type UnavailableError struct {
 	// answer arrived.
 	Doubtful bool
 
+	// ThisKey is true if the Store answers, but not about this key: the user may not
+	// touch it, say. Other keys are not concerned.
+	ThisKey bool
+
 	// Err is the cause, for instance a refused connection.
 	Err error
 }

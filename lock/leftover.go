@@ -95,7 +95,7 @@ func (l *Locker) releaseOnce(ctx context.Context, key string, claim Claim) error
 	t0 := time.Now()
 	next, err := l.store.Release(op, key, claim)
 	if !errors.Is(err, ErrLost) { // a replica, and a server that is full, can say that, too
-		l.outages.of(key).report(err)
+		l.outages.report(key, err)
 	}
 	if answered(err) {
 		l.lines.pass(key, claim.Token, next, t0, err == nil, false)

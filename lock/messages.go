@@ -58,9 +58,13 @@ func (m *messages) listen(process Process, listener Listener) {
 			if m.tooOld(err) {
 				continue
 			}
-			if err == errTooOld {
+			if err == errTooOld || err == errMoved {
 				listener.Listening(false, nil) // what is told until the next one is lost
 				continue
+			}
+			if redis.HasErrorPrefix(err, "MOVED ") {
+				m.cluster.ReloadState(m.ctx)
+				err = nil
 			}
 			if _, said := errors.AsType[redis.Error](err); !said && !errors.Is(err, errNoMessages) {
 				err = nil // a broken connection: nothing that other operations do not find out
@@ -114,11 +118,12 @@ func (m *messages) subscribe(channel string) *redis.PubSub {
 var (
 	errNoMessages = errors.New("redis took the subscription, but no message arrives")
 	errTooOld     = errors.New("the subscription has lived long enough")
+	errMoved      = errors.New("redis ended the subscription: another node of the cluster has its slot now")
 )
 
-// receive passes messages on until the connection breaks, or is too old: the name of the server may lead
-// to another one by now. That they arrive is known when a
-// message of our own has: that a server, or a proxy, took the subscription is not enough.
+// receive passes messages on until the connection breaks, or is too old: the name of the server
+// may lead to another one by now. That they arrive is known when a message of our own has: that a
+// server, or a proxy, took the subscription is not enough.
 func (m *messages) receive(channel string, listener Listener) error {
 	subscription := m.subscribe(channel)
 	defer subscription.Close()
@@ -143,6 +148,9 @@ func (m *messages) receive(channel string, listener Listener) error {
 		}
 		switch message := message.(type) {
 		case *redis.Subscription:
+			if message.Count == 0 {
+				return errMoved
+			}
 			subscribed = true
 			if err := m.publish(m.ctx, channel, ""); err != nil {
 				return err

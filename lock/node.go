@@ -15,10 +15,16 @@ type node struct {
 	votesFrom atomic.Pointer[time.Time] // it has restarted; nil: it has not, as far as is known
 }
 
-func newNode(store Store) *node {
+func newNode(config Node) *node {
+	if config.OnOutage == nil {
+		config.OnOutage = func(error) {}
+	}
+	if config.OnRecovery == nil {
+		config.OnRecovery = func(time.Duration) {}
+	}
 	return &node{
-		store:     store,
-		outage:    outage{onOutage: func(error) {}, onRecovery: func(time.Duration) {}},
+		store:     config.Store,
+		outage:    outage{onOutage: config.OnOutage, onRecovery: config.OnRecovery},
 		leftovers: leftovers{byKey: make(map[string][]Claim)},
 	}
 }
@@ -37,7 +43,7 @@ func (n *node) reach(op until, few bool, key string, do func() error) error {
 		}
 		if n.outage.away.Load() {
 			err = n.store.Inspect(op, key)
-			n.outage.report(err)
+			n.outage.report(key, err)
 			if away, ok := errors.AsType[*UnavailableError](err); ok {
 				done()
 				return &UnavailableError{Err: away.Err}
@@ -46,7 +52,7 @@ func (n *node) reach(op until, few bool, key string, do func() error) error {
 		done()
 	}
 	err := do()
-	n.outage.report(err)
+	n.outage.report(key, err)
 	return err
 }
 

@@ -13,12 +13,25 @@ type outages struct {
 	store Store
 	only  outage // of the one shard, which is most Stores'
 
+	away atomic.Int32 // how many shards are
+
 	mu      sync.Mutex
 	byShard map[string]*outage
 }
 
 func newOutages(store Store, onOutage func(error), onRecovery func(time.Duration)) *outages {
-	return &outages{store: store, only: outage{onOutage: onOutage, onRecovery: onRecovery}, byShard: make(map[string]*outage)}
+	o := &outages{store: store, byShard: make(map[string]*outage)}
+	o.only = outage{
+		onOutage: func(err error) {
+			o.away.Add(1)
+			onOutage(err)
+		},
+		onRecovery: func(away time.Duration) {
+			o.away.Add(-1)
+			onRecovery(away)
+		},
+	}
+	return o
 }
 
 // of returns the state of the shard that has key.
@@ -35,6 +48,29 @@ func (o *outages) of(key string) *outage {
 	return o.byShard[shard]
 }
 
+// report learns from the outcome of every operation. Any answer of the Store ends an outage; also
+// that of a shard which is no more: another one has its keys by now.
+func (o *outages) report(key string, err error) {
+	o.of(key).report(key, err)
+	if o.away.Load() == 0 || errors.Is(err, ErrUnavailable) {
+		return
+	}
+	o.mu.Lock()
+	gone := make(map[string]*outage)
+	for shard, outage := range o.byShard {
+		gone[shard] = outage
+	}
+	o.mu.Unlock()
+	gone[""] = &o.only
+	for shard, outage := range gone {
+		if key := outage.concerns(); key != "" {
+			if now := o.store.Shard(key); now != "" && now != shard {
+				outage.report(key, nil)
+			}
+		}
+	}
+}
+
 // An outage is found once and shared: while a shard is away, one newcomer at a time asks it,
 // and the others hear what that one found out, instead of a time-out each.
 type outage struct {
@@ -45,6 +81,7 @@ type outage struct {
 
 	mu    sync.Mutex
 	since time.Time
+	key   string // that was asked for when it was found
 	err   error
 	probe chan struct{} // closed when the one who asks has its answer; nil: nobody asks
 }
@@ -109,9 +146,19 @@ func (o *outage) current() error {
 	return o.err
 }
 
-// report learns from every operation's outcome. Any answer of the Store ends an outage.
-func (o *outage) report(err error) {
+// concerns returns a key of the shard that is away; empty if it is not.
+func (o *outage) concerns() string {
+	if !o.away.Load() {
+		return ""
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.key
+}
+
+func (o *outage) report(key string, err error) {
 	unavailable, failed := errors.AsType[*UnavailableError](err)
+	failed = failed && !unavailable.ThisKey
 	if failed && errors.Is(err, context.Canceled) || !failed && !o.away.Load() {
 		return // nobody waited for the answer; or all is well, as ever
 	}
@@ -122,7 +169,7 @@ func (o *outage) report(err error) {
 		// The next one's operation was not this one: it is not in doubt.
 		o.err = &UnavailableError{Err: unavailable.Err}
 		if !was {
-			o.since = time.Now()
+			o.since, o.key = time.Now(), key
 			o.away.Store(true)
 			o.onOutage(err)
 		}

@@ -139,8 +139,9 @@ func (h *Handle) renewOnce(ctx context.Context) (Grant, error) {
 	op, cancel := context.WithTimeout(ctx, min(h.locker.opTimeout, h.claim.Lease/renewalsPerLease))
 	defer cancel()
 	grant, err := h.locker.store.Renew(op, h.key, h.claim)
-	if ctx.Err() == nil { // otherwise nobody waited for the answer
-		h.locker.outages.of(h.key).report(err)
+	hasty := errors.Is(err, context.DeadlineExceeded) && h.claim.Lease/renewalsPerLease < h.locker.opTimeout
+	if ctx.Err() == nil && !hasty { // otherwise nobody waited for the answer, or not for long enough
+		h.locker.outages.report(h.key, err)
 	}
 	return grant, err
 }

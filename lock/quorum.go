@@ -24,6 +24,16 @@ type quorum struct {
 	stopOnce sync.Once
 }
 
+// A Node is one of the Stores of a quorum.
+type Node struct {
+	Store
+
+	// OnOutage and OnRecovery, if set, are called when the node becomes unavailable and when it
+	// answers again, as those of [Options]: one may be away without anybody noticing.
+	OnOutage   func(error)
+	OnRecovery func(away time.Duration)
+}
+
 // NewQuorum returns a Store that keeps each lock on a majority of nodes, which know nothing of one
 // another: the Redlock algorithm of Redis's documentation. Give it three or five Redis servers without
 // replicas, each as a [NewGetSetNode]. As long as a majority answers, it makes no difference that others are
@@ -35,13 +45,39 @@ type quorum struct {
 // Grants have no fence, as no node counts all of them. There is no line across processes, and nobody
 // is told of a lock's end: the first who waits in each process asks. Close waits for what is under
 // way in the background, an operation's time at most, and closes the nodes.
-func NewQuorum(nodes ...Store) Store {
+func NewQuorum(nodes ...Node) Store {
 	q := &quorum{need: len(nodes)/2 + 1, gates: gates{byKey: make(map[string]*gate)},
 		ballots: make(map[Token]*ballot), yields: make(map[string]time.Time), stop: make(chan struct{})}
-	for _, store := range nodes {
-		q.nodes = append(q.nodes, newNode(store))
+	for _, config := range nodes {
+		n := newNode(config)
+		q.nodes = append(q.nodes, n)
+		if store, ok := n.store.(marked); ok {
+			q.tasks.Go(func() { q.keepMarked(store) })
+		}
 	}
 	return q
+}
+
+// marked is a Store that notes when it was seen first, see marker.lua.
+type marked interface {
+	mark(ctx context.Context) error
+}
+
+// remark is how often a node is marked: one that came up is to have waited by the time somebody asks it.
+const remark = 10 * time.Second
+
+func (q *quorum) keepMarked(store marked) {
+	for pause := minRelease; ; {
+		if err := store.mark(operationOf(context.Background())); err == nil {
+			pause = remark
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, remark)
+		case <-q.stop:
+			return
+		}
+	}
 }
 
 func (q *quorum) Acquire(ctx context.Context, key string, claim Claim) (Grant, error) {
@@ -115,8 +151,28 @@ func (q *quorum) Release(ctx context.Context, key string, claim Claim) (Successo
 	q.forget(b)
 	may := b.close()
 	op := operationOf(ctx)
+	var having sync.WaitGroup // nodes that have it
+	for _, there := range may {
+		if there != notThere {
+			having.Add(1)
+		}
+	}
+	free := make(chan struct{})
+	q.tasks.Go(func() {
+		having.Wait()
+		close(free)
+	})
 	t := q.count(ctx, q.ask(func(i int) (Grant, error) {
 		err := q.nodes[i].release(op, q.few(), b.key, b.claim(claim.Lease))
+		if may[i] != notThere {
+			having.Done()
+		} else {
+			// It may have no vote the next time: if the others are not free by then, nobody gets it.
+			select {
+			case <-free:
+			case <-time.After(maxPoll):
+			}
+		}
 		if may[i] != notThere && !(answered(err) && (err == nil || may[i] == surely)) {
 			q.tasks.Go(func() { q.discard(i, b, may[i]) })
 		}

@@ -53,10 +53,10 @@ func (s *switched) Inspect(ctx context.Context, key string) error {
 
 func newSwitched(t *testing.T) ([]*switched, Store) {
 	var nodes []*switched
-	var stores []Store
+	var stores []Node
 	for range 3 {
 		nodes = append(nodes, &switched{Store: NewMemory()})
-		stores = append(stores, nodes[len(nodes)-1])
+		stores = append(stores, Node{Store: nodes[len(nodes)-1]})
 	}
 	q := NewQuorum(stores...)
 	t.Cleanup(func() { q.Close() })

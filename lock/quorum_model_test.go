@@ -189,9 +189,9 @@ func simulate(t *testing.T, rules simRules, lasts time.Duration) (taken, overlap
 		var believers []*believer
 		var processes sync.WaitGroup
 		for range simProcesses {
-			var stores []Store
+			var stores []Node
 			for _, n := range nodes {
-				stores = append(stores, n)
+				stores = append(stores, Node{Store: n})
 			}
 			q := NewQuorum(stores...).(*quorum)
 			if rules.noMajority {

@@ -45,9 +45,9 @@ func openQuorum(t *testing.T, servers []*redistest.Server) lock.Store {
 }
 
 func newQuorum(servers []*redistest.Server) lock.Store {
-	var nodes []lock.Store
+	var nodes []lock.Node
 	for _, server := range servers {
-		nodes = append(nodes, lock.NewGetSetNode(redis.NewUniversalClient(clientOptions(server.Addr))))
+		nodes = append(nodes, lock.Node{Store: lock.NewGetSetNode(redis.NewUniversalClient(clientOptions(server.Addr)))})
 	}
 	return lock.NewQuorum(nodes...)
 }
@@ -70,6 +70,32 @@ func patient(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// Servers that nobody asks for a lock have waited for long enough when somebody does.
+func TestQuorumMarksNodes(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	openQuorum(t, []*redistest.Server{server})
+	mark := func() string { return server.Client.Get(t.Context(), markerKey).Val() }
+	await(t, "the server is marked", func() bool { return strings.HasPrefix(mark(), server.RunID(t)+" ") })
+}
+
+// A node without a vote: whoever has given the lock back can have it again at once.
+func TestQuorumReleasedIsFree(t *testing.T) {
+	t.Parallel()
+	servers := startNodes(t, 3)
+	store := openQuorum(t, servers)
+	servers[0].Client.FlushAll(t.Context())
+	for range 200 {
+		claim := lock.Claim{Token: newToken(), Lease: time.Hour}
+		if _, err := store.Acquire(patient(t), mainKey, claim); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.Release(patient(t), mainKey, claim); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Each of them is the one node whose absence makes no difference.

@@ -25,7 +25,11 @@ const (
 )
 
 // scripts are the operations of a protocol.
-type scripts struct{ acquire, renew, release, inspect, forceRelease *script }
+type scripts struct {
+	acquire, renew, release, inspect, forceRelease *script
+
+	mark *script // of a node of a quorum
+}
 
 // How scripts tell of a hand-over: by themselves, or by their callers.
 const (
@@ -80,6 +84,8 @@ func (s scripts) withMarker() *scripts {
 		*vote = newScript(scriptPart("marker") + (*vote).source.(string))
 		(*vote).keys = []any{markerKey}
 	}
+	s.mark = newScript(scriptPart("marker") + "return 1\n")
+	s.mark.keys = []any{markerKey}
 	return &s
 }
 
@@ -89,9 +95,15 @@ type redisStore struct {
 	scripts  *scripts
 	messages *messages
 
-	// Why the last acquire failed, if that was for a right that the user lacks; nil after one that was
-	// granted.
-	denied atomic.Pointer[UnavailableError]
+	// The keys for which an acquire failed in the middle of its script, for a right that the user
+	// lacks; nil after one that was granted.
+	denied atomic.Pointer[map[string]denial]
+}
+
+// A denial is why a key may look like that of a foreign holder, and until when.
+type denial struct {
+	err   error
+	until time.Time
 }
 
 // NewGetSet returns a Store that keeps locks in Redis by the published SETNX/GETSET
@@ -136,7 +148,16 @@ func NewToken(client redis.UniversalClient) Store {
 // seconds. It finds out by a key of its own ("{redis_lock}:since"), which no lock's key can be: these
 // have no braces, and what stands beside them ends otherwise.
 func NewGetSetNode(client redis.UniversalClient) Store {
-	return newRedisStore(client, nodeScripts)
+	return nodeStore{newRedisStore(client, nodeScripts)}
+}
+
+// A nodeStore is what NewGetSetNode returns.
+type nodeStore struct{ *redisStore }
+
+// mark has the server note when it was seen first, if that is now.
+func (s nodeStore) mark(ctx context.Context) error {
+	_, _, err := s.servers.run(ctx, markerKey, newCall(s.scripts.mark, markerKey, Claim{}, nil))
+	return err
 }
 
 func newRedisStore(client redis.UniversalClient, scripts *scripts) *redisStore {
@@ -159,13 +180,11 @@ func (s *redisStore) Acquire(ctx context.Context, key string, claim Claim) (Gran
 	denied := s.denied.Load()
 	switch {
 	case err != nil:
-		if away, ok := errors.AsType[*UnavailableError](err); ok && lacksRight(away.Err) {
-			s.denied.Store(away)
-		}
+		s.noteDenial(key, claim, err)
 		return Grant{}, err
-	case rep.why == ForeignHolder && denied != nil:
+	case rep.why == ForeignHolder && denied != nil && time.Now().Before((*denied)[key].until):
 		// Or rather a key of our own, from a script that was denied its next command.
-		return Grant{}, &UnavailableError{Err: denied.Err}
+		return Grant{}, &UnavailableError{Err: (*denied)[key].err}
 	case rep.why != "":
 		s.messages.tell(rep.successor)
 		return Grant{}, rep.held()
@@ -174,6 +193,27 @@ func (s *redisStore) Acquire(ctx context.Context, key string, claim Claim) (Gran
 	}
 	return rep.grant(claim.Lease), nil
 }
+
+// noteDenial remembers the keys that a script may have left without an owner.
+func (s *redisStore) noteDenial(key string, claim Claim, err error) {
+	away, ok := errors.AsType[*UnavailableError](err)
+	if !ok || !lacksRight(away.Err) || !away.Doubtful {
+		return
+	}
+	now := time.Now()
+	all := map[string]denial{key: {away.Err, now.Add(claim.Lease + 2*time.Second)}}
+	if before := s.denied.Load(); before != nil {
+		for key, d := range *before {
+			if now.Before(d.until) && len(all) < maxDenied {
+				all[key] = d
+			}
+		}
+	}
+	s.denied.Store(&all)
+}
+
+// maxDenied bounds what is remembered: while the user lacks a right, nothing can be locked anyway.
+const maxDenied = 1000
 
 func (s *redisStore) Renew(ctx context.Context, key string, claim Claim) (Grant, error) {
 	rep, _, err := s.run(ctx, s.scripts.renew, key, claim)

@@ -62,7 +62,11 @@ func TestServerTakesNoWrites(t *testing.T) {
 	l := lock.New(openGetSet(t, server), lock.Options{
 		OnOutage: func(error) { outages.Add(1) }, OnRecovery: func(time.Duration) { recoveries.Add(1) },
 	})
-	for range 3 { // each releases what the one before may have left
+	_, err := openGetSet(t, server).Acquire(t.Context(), mainKey, lock.Claim{Token: newToken(), Lease: time.Minute})
+	if away, ok := errors.AsType[*lock.UnavailableError](err); !ok || away.Doubtful {
+		t.Errorf("%v counts as doubtful", err)
+	}
+	for range 3 {
 		_, err := l.Acquire(t.Context(), "name")
 		wantError(t, err, lock.ErrUnavailable)
 	}
@@ -73,5 +77,33 @@ func TestServerTakesNoWrites(t *testing.T) {
 	release(t, acquire(t, l, "name"))
 	if recoveries.Load() != 1 {
 		t.Errorf("%d recoveries, want one", recoveries.Load())
+	}
+}
+
+// What a server says about one key says nothing about the others, nor that it is away.
+func TestOneKeyIsRefused(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	server.AddUser(t, "locker", "~lock.*", "~{lock.*", "&*", "+@all")
+	reach := clientOptions(server.Addr)
+	reach.Username, reach.Password = "locker", "pass"
+	var outages atomic.Int32
+	l := lock.New(over(t, lock.NewGetSet, reach)(), lock.Options{OnOutage: func(error) { outages.Add(1) }})
+	server.Client.Set(t.Context(), "{lock.bad}:holder", "x", 0)
+	server.Client.Set(t.Context(), "lock.foreign", server.Now(t).Unix()+60, 0)
+	for range 3 {
+		for name, prefix := range map[string]string{"bad": "lock.", "any": "other."} {
+			_, err := l.Acquire(t.Context(), name, lock.Prefix(prefix), lock.Wait(time.Millisecond))
+			wantError(t, err, lock.ErrUnavailable)
+			if away, ok := errors.AsType[*lock.UnavailableError](err); !ok || !away.ThisKey {
+				t.Errorf("error %v, want one about the key", err)
+			}
+		}
+		_, err := l.Acquire(t.Context(), "foreign", lock.OrLocal())
+		wantError(t, err, lock.ErrHeld)
+		release(t, acquire(t, l, "good"))
+	}
+	if outages.Load() != 0 {
+		t.Errorf("%d outages", outages.Load())
 	}
 }

@@ -23,6 +23,7 @@ type scriptCall struct {
 	holder, line, alive, token string
 	lease                      int64
 	more                       [2]int64
+	asking                     bool  // to a server that is about to get the key: see servers.redirect
 	args                       []any // of the command: EVALSHA hash number of keys, keys... token lease more...
 
 	// Where it travels with others:
@@ -71,6 +72,10 @@ func (c *scriptCall) isUnknown(err error) bool {
 
 // alone sends the call by itself.
 func (c *scriptCall) alone(ctx context.Context, client redis.UniversalClient) (any, error) {
+	if c.asking {
+		together(ctx, client, []*scriptCall{c})
+		return c.raw, c.err
+	}
 	cmd := c.command(ctx)
 	err := client.Process(ctx, cmd)
 	if c.isUnknown(err) {

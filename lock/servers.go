@@ -50,20 +50,21 @@ func (s *servers) run(ctx context.Context, key string, call *scriptCall) (raw an
 	for {
 		var way *batcher
 		if way, err = s.of(ctx, key); err != nil {
-			break
+			return nil, resent, &UnavailableError{Doubtful: resent, Err: err}
 		}
+		call.asking = false
 		raw, sent, err = way.run(ctx, call)
 		if err != nil && tries < 0 {
 			tries = int(way.client.PoolStats().IdleConns) + 1
 		}
-		if s.cluster != nil && (redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ")) {
-			resent = true // the cluster's client knows the way, but repeats what breaks by itself
-			raw, err = call.alone(ctx, s.cluster)
+		if other := s.redirect(ctx, err); other != nil {
+			call.asking = redis.HasErrorPrefix(err, "ASK ")
+			raw, sent, err = other.run(ctx, call)
 		}
 		switch {
 		case err == nil:
 			return raw, resent, nil
-		case redis.HasErrorPrefix(err, "TRYAGAIN") && ctx.Err() == nil && pause(ctx, tryAgain):
+		case putOff(err) && s.cluster != nil && ctx.Err() == nil && pause(ctx, tryAgain):
 		case brokenConnection(err) && tries > 0 && ctx.Err() == nil:
 			tries--
 			resent = true
@@ -71,10 +72,39 @@ func (s *servers) run(ctx context.Context, key string, call *scriptCall) (raw an
 			if s.cluster != nil {
 				s.cluster.ReloadState(ctx) // somebody else may be the key's master by now
 			}
-			return nil, resent, &UnavailableError{Doubtful: resent || sent && mayHaveRun(err), Err: err}
+			return nil, resent, &UnavailableError{Doubtful: resent || sent && mayHaveRun(err), ThisKey: aboutKey(err), Err: err}
 		}
 	}
-	return nil, resent, &UnavailableError{Doubtful: resent, Err: err}
+}
+
+// putOff is true for an answer of a cluster that is another one soon: the key's slot is being
+// moved, or was moved to a node that is not known yet.
+func putOff(err error) bool {
+	return redis.HasErrorPrefix(err, "TRYAGAIN") || redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ")
+}
+
+// redirect returns the way to the server that an answer names in place of the one that gave it;
+// nil if it names none, or one that is not known yet.
+func (s *servers) redirect(ctx context.Context, err error) *batcher {
+	if s.cluster == nil || !redis.HasErrorPrefix(err, "MOVED ") && !redis.HasErrorPrefix(err, "ASK ") {
+		return nil
+	}
+	s.cluster.ReloadState(ctx)
+	address := err.Error()[strings.LastIndex(err.Error(), " ")+1:]
+	var mu sync.Mutex
+	var named *redis.Client
+	_ = s.cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+		if node.Options().Addr == address {
+			mu.Lock()
+			defer mu.Unlock()
+			named = node
+		}
+		return nil
+	})
+	if named == nil {
+		return nil
+	}
+	return s.to(named)
 }
 
 // pause waits for about d; it is false if ctx would end before that.
@@ -100,6 +130,10 @@ func (s *servers) of(ctx context.Context, key string) (*batcher, error) {
 	if err != nil {
 		return nil, err
 	}
+	return s.to(node), nil
+}
+
+func (s *servers) to(node *redis.Client) *batcher {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	way := s.byNode[node]
@@ -107,7 +141,7 @@ func (s *servers) of(ctx context.Context, key string) (*batcher, error) {
 		way = &batcher{client: node}
 		s.byNode[node] = way
 	}
-	return way, nil
+	return way
 }
 
 // shard names the server that has key, in a cluster, as far as is known without asking.
@@ -165,7 +199,10 @@ func mayHaveRun(err error) bool {
 		return true
 	}
 	message := answer.Error()
-	if strings.Contains(message, "script") {
+	switch {
+	case containsAny(message, refusedWrites):
+		return false
+	case strings.Contains(message, "script"):
 		return true
 	}
 	return !slices.ContainsFunc(refusals, func(refusal string) bool { return strings.HasPrefix(message, refusal) })
@@ -177,15 +214,31 @@ var refusals = []string{
 	"MOVED ", "ASK ", "TRYAGAIN ", "ERR max number of clients reached", "DENIED ",
 }
 
+// refusedWrites are in the answers by which Redis refuses to write at all: it refuses the first
+// write of a script, or none.
+var refusedWrites = []string{"READONLY ", "OOM ", "MISCONF ", "NOREPLICAS "}
+
+// aboutKey is true for what Redis says of one key, and not of itself or of the user: it has another
+// type, is on its way to another server, or is out of bounds for the user.
+func aboutKey(err error) bool {
+	if _, ok := errors.AsType[redis.Error](err); !ok {
+		return false
+	}
+	message := err.Error()
+	return containsAny(message, []string{"WRONGTYPE ", "TRYAGAIN "}) || lacksRight(err) && strings.Contains(message, " key")
+}
+
+func containsAny(message string, phrases []string) bool {
+	return slices.ContainsFunc(phrases, func(phrase string) bool { return strings.Contains(message, phrase) })
+}
+
 // lacksRight is true for what Redis says of a command, or of one in a script, that the user may
 // not run.
 func lacksRight(err error) bool {
 	if _, ok := errors.AsType[redis.Error](err); !ok {
 		return false
 	}
-	return slices.ContainsFunc([]string{"NOPERM", "ACL failure", "can't run this command"}, func(phrase string) bool {
-		return strings.Contains(err.Error(), phrase)
-	})
+	return containsAny(err.Error(), []string{"NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys"})
 }
 
 // neverSent is true if no connection came about, so that the server cannot have heard of

@@ -72,9 +72,21 @@ func TestFailoverKeepsLockAndLine(t *testing.T) {
 			first := up.occupy(t, one.url, "X-Id", "first")
 			answers := lineUp(t, f.master, 6, two, one)
 			f.replicate(t)
+			before := alive(t, f.master)
+			if len(before) != 2 {
+				t.Fatalf("%d Caddys in line, want 2", len(before))
+			}
 			f.master.Kill()
 			next := f.await(t, f.master)
-			await(t, "both Caddys to ask again", func() bool { return alive(t, next) == 2 && inLine(t, next, "deploy") == 6 })
+			await(t, "both Caddys to ask again", func() bool {
+				after := alive(t, next)
+				for process, until := range before {
+					if after[process] <= until {
+						return false
+					}
+				}
+				return inLine(t, next, "deploy") == 6
+			})
 			if begun, ended, _ := up.count(); begun != 1 || ended != 0 {
 				t.Errorf("%d began, %d ended; want the first one alone, still running", begun, ended)
 			}
@@ -91,15 +103,10 @@ func TestFailoverKeepsLockAndLine(t *testing.T) {
 	}
 }
 
-// alive returns how many Caddys count as alive in the line.
-func alive(t *testing.T, server *redistest.Server) (n int) {
+// alive returns until when each Caddy in the line counts as alive.
+func alive(t *testing.T, server *redistest.Server) map[string]string {
 	t.Helper()
-	for _, until := range server.Client.HGetAll(t.Context(), "{lock.deploy}:alive").Val() {
-		if us, _ := strconv.ParseInt(until, 10, 64); us > server.Now(t).UnixMicro() {
-			n++
-		}
-	}
-	return n
+	return server.Client.HGetAll(t.Context(), "{lock.deploy}:alive").Val()
 }
 
 // The master dies with a lock that no replica has heard of: its request is cancelled soon after

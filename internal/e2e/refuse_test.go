@@ -231,6 +231,23 @@ func TestForeignValueIsLoggedOnce(t *testing.T) {
 	}
 }
 
+// A key that cannot be used is not an outage of Redis.
+func TestRefusedKeyIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startCaddy(t, onRedis(server), "redis_lock {path}\n"+up.proxy())
+	server.Client.Set(t.Context(), "{lock./bad}:holder", "x", 0)
+	for range 3 {
+		wantRetryAfter(t, post(t, c.url+"/bad", 503))
+		post(t, c.url+"/good", 200)
+	}
+	c.awaitLog(t, `"msg":"redis refuses a lock","name":"/bad","error":"WRONGTYPE`)
+	if n := strings.Count(c.log.String(), "redis refuses a lock"); n != 1 || strings.Contains(c.log.String(), "redis is unavailable") {
+		t.Errorf("%d entries about the key, want one, and none about an outage", n)
+	}
+}
+
 // Only WebSocket handshakes go by the lock: no other header is a way around it.
 func TestUpgradeIsNoWayAround(t *testing.T) {
 	t.Parallel()

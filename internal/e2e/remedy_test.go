@@ -50,7 +50,7 @@ func TestRemedies(t *testing.T) {
 		"plain to a TLS port":   {startTLS(noClientAuth...), "", "", "write tls"},
 
 		"no right to EVAL":     {user("+@all", "-eval", "-evalsha"), asUser, "'evalsha'", "the user lacks a right"},
-		"no right in a script": {user("+@all", "-pexpireat"), asUser, "can't run this command", "the user lacks a right"},
+		"no right in a script": {user("+@all", "-pexpireat"), asUser, "script", "the user lacks a right"},
 		"no right to the key":  {user("+@all", "resetkeys", "~other*"), asUser, "key", "the user lacks a right"},
 
 		"replica":         {sentinels.Servers[1].Addr, "", "READONLY", "give the address of its master"},
