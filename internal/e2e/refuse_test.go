@@ -231,20 +231,24 @@ func TestForeignValueIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// A key that cannot be used is not an outage of Redis.
+// A key that cannot be used, or may not, is no outage of Redis.
 func TestRefusedKeyIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	up := startUpstream(t, nil)
-	c := startCaddy(t, onRedis(server), "redis_lock {path}\n"+up.proxy())
+	server.AddUser(t, "locker", "~lock.*", "~{lock.*", "allchannels", "+@all")
 	server.Client.Set(t.Context(), "{lock./bad}:holder", "x", 0)
-	for range 3 {
-		wantRetryAfter(t, post(t, c.url+"/bad", 503))
-		post(t, c.url+"/good", 200)
-	}
-	c.awaitLog(t, `"msg":"redis refuses a lock","name":"/bad","error":"WRONGTYPE`)
-	if n := strings.Count(c.log.String(), "redis refuses a lock"); n != 1 || strings.Contains(c.log.String(), "redis is unavailable") {
-		t.Errorf("%d entries about the key, want one, and none about an outage", n)
+	for prefix, remedy := range map[string]string{"lock.": "delete it", "other.": "the user lacks a right"} {
+		up := startUpstream(t, nil)
+		c := startCaddy(t, "redis_lock {\nredis redis://locker:pass@"+server.Addr+"\n}",
+			"redis_lock {path} {\nprefix "+prefix+"\n}\n"+up.proxy())
+		for range 3 {
+			wantRetryAfter(t, post(t, c.url+"/bad", 503))
+		}
+		c.awaitLog(t, `"msg":"redis refuses a lock","name":"/bad"`)
+		log := c.log.String()
+		if n := strings.Count(log, "redis refuses a lock"); n != 1 || !strings.Contains(log, remedy) || strings.Contains(log, `"msg":"redis is unavailable"`) {
+			t.Errorf("%s: %d entries about the key, want one with the remedy %q, and none about an outage", prefix, n, remedy)
+		}
 	}
 }
 

@@ -51,7 +51,6 @@ func TestRemedies(t *testing.T) {
 
 		"no right to EVAL":     {user("+@all", "-eval", "-evalsha"), asUser, "'evalsha'", "the user lacks a right"},
 		"no right in a script": {user("+@all", "-pexpireat"), asUser, "script", "the user lacks a right"},
-		"no right to the key":  {user("+@all", "resetkeys", "~other*"), asUser, "key", "the user lacks a right"},
 
 		"replica":         {sentinels.Servers[1].Addr, "", "READONLY", "give the address of its master"},
 		"protected":       {protected(t), "", "DENIED", "requirepass"},
