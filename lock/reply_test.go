@@ -68,10 +68,12 @@ func TestErrorsThatMayHaveRunTheScript(t *testing.T) {
 		{"READONLY You can't write against a read only replica.", false},
 		{"LOADING Redis is loading the dataset in memory", false},
 		{"NOPERM this user has no permissions to access one of the keys used as arguments script: 5a, on @user_script:70.", true},
-		{"MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.", true},
+		{"MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.", false},
+		{"READONLY You can't write against a read only replica. script: 5a, on @user_script:44.", false},
 		{"upstream failure", true}, // of a proxy
 		{"MOVED 3999 127.0.0.1:6381", false},
-		{"ERR Error running script (call to f_5a): @user_script:70: OOM command not allowed", true},
+		{"ERR Error running script (call to f_5a): @user_script:70: -OOM command not allowed", false},
+		{"ERR Error running script (call to f_5a): @user_script:70: user_script:12: bug", true},
 	} {
 		if run := mayHaveRun(redisError(c.message)); run != c.run {
 			t.Errorf("%q: may have run %v, want %v", c.message, run, c.run)

@@ -147,7 +147,6 @@ func TestThousandWait(t *testing.T) {
 		})
 	}
 	await(t, "all to stand in line", func() bool { return inLine(t, server, "deploy") == requests })
-	post(t, c.url, 423) // the line is full
 	c.reload(t, c.config(onRedis(server, "wait 10m", "queue 1000", "lease 20s"), site))
 	up.letGo()
 	wantStatus(t, <-first, 200)
