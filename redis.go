@@ -1,6 +1,7 @@
 package redislock
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -279,9 +280,9 @@ func (r *Redis) clientOptions() (*redis.UniversalOptions, error) {
 			if *part.ours != "" && *part.theirs != "" && *part.ours != *part.theirs {
 				return nil, errors.New("addresses of one cluster differ in user or password")
 			}
-			*part.ours = max(*part.ours, *part.theirs) // one of them is empty
+			*part.ours = cmp.Or(*part.ours, *part.theirs)
 		}
-		o.DB = max(o.DB, a.DB)
+		o.DB = cmp.Or(o.DB, a.DB)
 		o.Addrs = append(o.Addrs, a.Addr)
 	}
 	if secure > 0 && secure < len(r.Address) && !r.wantsTLS() {
@@ -345,10 +346,7 @@ func parseAddress(address string) (*redis.Options, error) {
 		return nil, fmt.Errorf("address has the unknown scheme %q: %s", scheme, want)
 	}
 	u, err := url.Parse(address)
-	if err != nil {
-		return nil, fmt.Errorf("address is not a valid %s:// URL; percent-encode special characters of the password", scheme)
-	}
-	if scheme != "unix" && strings.Contains(u.Path+u.RawQuery, "@") || u.Fragment != "" {
+	if err != nil || scheme != "unix" && strings.Contains(u.Path+u.RawQuery, "@") || u.Fragment != "" {
 		return nil, fmt.Errorf("address is not a valid %s:// URL; percent-encode special characters of the password", scheme)
 	}
 	for option := range u.Query() {

@@ -101,6 +101,26 @@ func TestTimeoutSaysWhatIsInTheWay(t *testing.T) {
 	})
 }
 
+// While somebody waits, the Store begins to refuse the key: when the wait ends that is what is in the
+// way, and no contention.
+func TestKeyIsRefusedToWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLocker(t)
+		other := lock.New(store.Store, lock.Options{})
+		h := acquire(t, other, "name")
+		asked := 0
+		store.onAcquire(func(next func() (lock.Grant, error)) (lock.Grant, error) {
+			if asked++; asked == 1 {
+				return next()
+			}
+			return lock.Grant{}, &lock.UnavailableError{ThisKey: true, Err: errors.New("WRONGTYPE")}
+		})
+		_, err := l.Acquire(t.Context(), "name", lock.Wait(10*time.Second))
+		wantError(t, err, lock.ErrUnavailable)
+		release(t, h)
+	})
+}
+
 // However many requests fail during an outage, one release per attempt that was sent goes on in
 // the background.
 func TestOutageDoesNotPileUp(t *testing.T) {

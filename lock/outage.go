@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,13 +57,10 @@ func (o *outages) report(key string, err error) {
 		return
 	}
 	o.mu.Lock()
-	gone := make(map[string]*outage)
-	for shard, outage := range o.byShard {
-		gone[shard] = outage
-	}
+	all := maps.Clone(o.byShard)
 	o.mu.Unlock()
-	gone[""] = &o.only
-	for shard, outage := range gone {
+	all[""] = &o.only
+	for shard, outage := range all {
 		if key := outage.concerns(); key != "" {
 			if now := o.store.Shard(key); now != "" && now != shard {
 				outage.report(key, nil)

@@ -390,3 +390,29 @@ func TestOutageOfOneShard(t *testing.T) {
 		}
 	})
 }
+
+// A renewal of a short lease has less time than an operation: that it ran out says nothing about
+// the Store.
+func TestHastyRenewalIsNoOutage(t *testing.T) {
+	for lease, want := range map[time.Duration]int{3 * time.Second: 0, time.Minute: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			store := &faulty{Store: lock.NewMemory()}
+			outages := 0
+			l := lock.New(store, lock.Options{OnOutage: func(error) { outages++ }})
+			store.onRenew(func(func() (lock.Grant, error)) (lock.Grant, error) {
+				time.Sleep(min(lease/3, lock.DefaultOpTimeout))
+				return lock.Grant{}, &lock.UnavailableError{Doubtful: true, Err: context.DeadlineExceeded}
+			})
+			h := acquire(t, l, "name", lock.Lease(lease))
+			<-h.Context().Done()
+			if outages != want {
+				t.Errorf("%d outages with a lease of %v, want %d", outages, lease, want)
+			}
+			store.onRenew(nil)
+			wantLost(t, h, lock.Expired)
+			if err := l.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -50,14 +50,6 @@ type failing struct {
 	await    func(t testing.TB, old *redistest.Server) (next *redistest.Server)
 }
 
-// replicate waits until the replicas have what the master has.
-func (f *failing) replicate(t *testing.T) {
-	t.Helper()
-	if n := f.master.Client.Wait(t.Context(), len(f.replicas), time.Minute).Val(); int(n) != len(f.replicas) {
-		t.Fatalf("%d replicas have what the master has, want %d", n, len(f.replicas))
-	}
-}
-
 // The master dies while a lock is held and requests wait for it: what the replica knows goes on,
 // in its order.
 func TestFailoverKeepsLockAndLine(t *testing.T) {
@@ -71,7 +63,7 @@ func TestFailoverKeepsLockAndLine(t *testing.T) {
 			two := startCaddy(t, f.global("wait 5m", "lease 1m"), "redis_lock deploy\n"+up.proxy())
 			first := up.occupy(t, one.url, "X-Id", "first")
 			answers := lineUp(t, f.master, 6, two, one)
-			f.replicate(t)
+			f.master.Replicate(t, len(f.replicas))
 			before := alive(t, f.master)
 			if len(before) != 2 {
 				t.Fatalf("%d Caddys in line, want 2", len(before))
@@ -293,7 +285,9 @@ func TestQuorumLosesNodes(t *testing.T) {
 	goesOn("is well")
 	d.servers[0].Kill()
 	goesOn("is down")
+	caddys[0].awaitLog(t, `"msg":"a server of the quorum is unavailable"`)
 	d.servers[0].Restart(t)
+	caddys[0].awaitLog(t, `"msg":"a server of the quorum is available again"`)
 	well(d.servers[0], d.servers[0].Now(t), votes+2*lease)
 	d.servers[1].Pause()
 	goesOn("hangs")

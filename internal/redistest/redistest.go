@@ -190,6 +190,18 @@ func (s *Server) info(t testing.TB, section, field string) string {
 	return value
 }
 
+// Replicate waits until n replicas have all that the server has now.
+func (s *Server) Replicate(t testing.TB, n int) {
+	t.Helper()
+	conn := s.Client.Conn()
+	defer conn.Close()
+	// WAIT waits for what was there at the end of its own connection's last command.
+	result(t, conn.Ping(t.Context()))
+	if have := result(t, conn.Wait(t.Context(), n, time.Minute)); int(have) < n {
+		t.Fatalf("%d replicas have what the server at %s has, want %d", have, s.Addr, n)
+	}
+}
+
 // RunID returns what tells this run of the server from others.
 func (s *Server) RunID(t testing.TB) string {
 	t.Helper()
