@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"sync/atomic"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
@@ -25,8 +26,8 @@ func (h *Handler) bufferBody(r *http.Request) error {
 		return nil
 	}
 	switch r.Body.(type) {
-	case *bufferedBody, *streamedBody:
-		return nil // a redis_lock around this one did what there is to do
+	case *bufferedBody, partlyBufferedBody, *streamedBody:
+		return nil // done, by readFields or by a redis_lock around this one
 	}
 	// Content-Length is a claim: beyond firstBuffer the buffer grows with what arrives.
 	var buffer bytes.Buffer
@@ -40,6 +41,23 @@ func (h *Handler) bufferBody(r *http.Request) error {
 	default:
 		r.Body = partlyBufferedBody{io.MultiReader(&buffer, r.Body), r.Body}
 	}
+	return nil
+}
+
+// readFields sets the placeholders that names ask for in the body. A body that is not here as a whole
+// has no fields.
+func (h *Handler) readFields(r *http.Request, repl *caddy.Replacer) error {
+	if h.fields.none() {
+		return nil
+	}
+	if err := h.bufferBody(r); err != nil {
+		return err
+	}
+	var content []byte
+	if body, ok := r.Body.(*bufferedBody); ok {
+		content = body.content
+	}
+	h.fields.set(repl, r.Header, content)
 	return nil
 }
 

@@ -37,6 +37,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	defer done()
 
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if err := h.readFields(r, repl); err != nil {
+		newReport(r, repl).outcome(outcomeError)
+		return err
+	}
 	name, nameErr := h.resolveName(repl)
 	key := lock.Key(h.Prefix, name)
 	if around := markOf(r, locker, key); around != nil && nameErr == nil {

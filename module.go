@@ -47,7 +47,7 @@ const (
 //
 //   - contention: `status` (423), with Retry-After;
 //   - no name resolves: 400;
-//   - a name that needs a request body beyond `request_body max_size`: 413;
+//   - a request body beyond `request_body max_size`: 413;
 //   - Redis cannot be asked: 503, with Retry-After;
 //   - the lock was lost while the next handler worked, and nothing was sent yet: 503, with
 //     Retry-After;
@@ -62,6 +62,8 @@ const (
 // `{http.redis_lock.waited}` | Seconds that the request waited for the lock, such as 0.125
 // `{http.redis_lock.outcome}` | `acquired`, `held`, `timeout` (wait ran out), `full`, `no_name`, `error` (Redis, or the client is gone), `lost`, `max_hold`, `passed` (went on without a lock)
 // `{http.redis_lock.retry_after}` | Whole seconds of the Retry-After header, if the request was refused
+// `{http.redis_lock.json.<path>}` | A value of the buffered JSON body: keys with dots between, `\.` for a dot in a key, numbers for the places of an array. Only if a name asks for it
+// `{http.redis_lock.form.<field>}` | A field of the buffered urlencoded form. Only if a name asks for it
 //
 // The access log gets `redis_lock_name`, `redis_lock_outcome` and `redis_lock_waited`.
 type Handler struct {
@@ -141,6 +143,7 @@ type Handler struct {
 	logger      *zap.Logger
 	backend     backend
 	acquire     []lock.AcquireOption
+	fields      fields
 	fence       fenceHeader
 	foreignSeen *rate.Sometimes
 	refusedSeen *rate.Sometimes
@@ -160,6 +163,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.setDefaults()
+	h.fields, _ = newFields(h.Name) // Validate has the error
 	h.fence = fenceHeader(http.CanonicalHeaderKey(h.FenceHeader))
 	h.foreignSeen = &rate.Sometimes{Interval: time.Minute}
 	h.refusedSeen = &rate.Sometimes{Interval: time.Minute}
@@ -274,7 +278,8 @@ func checkNames(names []string) error {
 	if slices.Contains(names, "") {
 		return errors.New("empty: everybody would share one lock by accident; give it a name")
 	}
-	return nil
+	_, err := newFields(names)
+	return err
 }
 
 func checkOneOf(values ...string) func(string) error {
