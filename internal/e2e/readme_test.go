@@ -179,6 +179,27 @@ func TestReadmeProblemJSON(t *testing.T) {
 	wantStatus(t, <-first, 200)
 }
 
+func TestReadmeNamesFromTheBody(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := newCaddy(t)
+	c.start(t, inPlace(t, block(t, "caddyfile", "http.redis_lock.json."),
+		":8080", "http://"+c.addr, "localhost:9000", up.addr()+namesAnswer, "wait 8s", "redis "+server.Addr,
+		"http://"+c.addr+" {\n", "{\nadmin "+c.admin+"\n}\nhttp://"+c.addr+" {\n"))
+	for _, webhook := range []struct{ contentType, body, name string }{
+		{"application/json", `{"repository":{"full_name":"octo-org/octo-repo"}}`, "repository octo-org/octo-repo"},
+		{"application/x-www-form-urlencoded", "CallSid=CA1", "call CA1"},
+		{"text/plain", "hello", "/hook"},
+	} {
+		a := do(t.Context(), newClient(t), http.MethodPost, c.url+"/hook", webhook.body, "Content-Type", webhook.contentType)
+		wantStatus(t, a, 200)
+		if name := a.Header.Get("X-Name"); name != webhook.name {
+			t.Errorf("%s: name %q, want %q", webhook.body, name, webhook.name)
+		}
+	}
+}
+
 // A stuck name: a bare DEL does not free it, the README's command does.
 func TestReadmeFreesStuckName(t *testing.T) {
 	t.Parallel()
