@@ -141,7 +141,9 @@ func TestDeliveryUnderWay(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	at := func(options ...string) *caddy { return startCaddy(t, onRedis(server, "lease 1m"), deduped(up, options...)) }
+	at := func(options ...string) *caddy {
+		return startCaddy(t, onRedis(server, "lease 1m"), deduped(up, options...))
+	}
 	impatient, full, waits := at(), at("wait 1m", "queue 0"), at("wait 1s", "status 503")
 	first := up.occupy(t, impatient.url+"/shop", "X-Id", "x")
 	for _, c := range []struct {
@@ -282,9 +284,7 @@ func TestReadmeDeliveries(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		got = string(body)
 	})
-	c := newCaddy(t)
-	c.start(t, inPlace(t, block(t, "caddyfile", "dedupe"), ":8080", "http://"+c.addr, "localhost:9000", up.addr(),
-		"http://"+c.addr+" {\n", "{\nadmin "+c.admin+"\n"+onRedis(server)+"\n}\nhttp://"+c.addr+" {\n"))
+	c := startExample(t, "dedupe", onRedis(server), up.addr())
 	push := `{"ref": "refs/heads/main", "repository": {"full_name": "acme/shop"}}`
 	for range 2 {
 		wantStatus(t, do(t.Context(), newClient(t), http.MethodPost, c.url, push, "X-GitHub-Delivery", "72d3162e"), 200)

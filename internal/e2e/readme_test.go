@@ -63,6 +63,15 @@ func inPlace(t *testing.T, example string, addresses ...string) string {
 	return example
 }
 
+// startExample runs the example that contains text and serves :8080, before an app.
+func startExample(t *testing.T, text, global, app string) *caddy {
+	t.Helper()
+	c := newCaddy(t)
+	c.start(t, inPlace(t, block(t, "caddyfile", text), "localhost:9000", app,
+		":8080 {\n", "{\nadmin "+c.admin+"\n"+global+"\n}\nhttp://"+c.addr+" {\n"))
+	return c
+}
+
 // Every Caddyfile in the documentation is one that `caddy validate` accepts.
 func TestReadmeCaddyfilesAreValid(t *testing.T) {
 	t.Parallel()
@@ -157,10 +166,7 @@ func TestReadmeProblemJSON(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := newCaddy(t)
-	c.start(t, inPlace(t, block(t, "caddyfile", "problem+json"),
-		":8080", "http://"+c.addr, "localhost:9000", up.addr(),
-		"http://"+c.addr+" {\n", "{\nadmin "+c.admin+"\nredis_lock {\nredis "+server.Addr+"\n}\n}\nhttp://"+c.addr+" {\n"))
+	c := startExample(t, "problem+json", onRedis(server), up.addr())
 	first := up.occupy(t, c.url+"/")
 	a := post(t, c.url+"/", 423)
 	var problem struct {
@@ -183,10 +189,7 @@ func TestReadmeNamesFromTheBody(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := newCaddy(t)
-	c.start(t, inPlace(t, block(t, "caddyfile", "http.redis_lock.json."),
-		":8080", "http://"+c.addr, "localhost:9000", up.addr()+namesAnswer, "wait 8s", "redis "+server.Addr,
-		"http://"+c.addr+" {\n", "{\nadmin "+c.admin+"\n}\nhttp://"+c.addr+" {\n"))
+	c := startExample(t, "CallSid", onRedis(server), up.addr()+namesAnswer)
 	for _, webhook := range []struct{ contentType, body, name string }{
 		{"application/json", `{"repository":{"full_name":"octo-org/octo-repo"}}`, "repository octo-org/octo-repo"},
 		{"application/x-www-form-urlencoded", "CallSid=CA1", "call CA1"},

@@ -93,9 +93,9 @@ func TestSupersededAsError(t *testing.T) {
 func TestNewestThatCannotRun(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		wait     string
+		wait      string
 		meanwhile func(*redistest.Server)
-		status   int
+		status    int
 	}{
 		"wait runs out": {"1s", func(*redistest.Server) {}, 423},
 		"redis is away": {"3s", (*redistest.Server).Kill, 503},
@@ -138,9 +138,7 @@ func TestReadmeNewestWins(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := newCaddy(t)
-	c.start(t, inPlace(t, block(t, "caddyfile", "supersede"), ":8080", "http://"+c.addr, "localhost:9000", up.addr(),
-		"http://"+c.addr+" {\n", "{\nadmin "+c.admin+"\n"+onRedis(server)+"\n}\nhttp://"+c.addr+" {\n"))
+	c := startExample(t, "supersede", onRedis(server), up.addr())
 	answers := burst(t, server, up, 10, c)
 	up.letGo()
 	for i, a := range answers {
