@@ -286,12 +286,14 @@ func TestReadmeRedisUser(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		also  string
+		site  string
 		start func(t *testing.T) *deployment
 	}{
-		{"always", deployments[0].start},
-		{"protocol token", deployments[1].start},
-		{"quorum", startQuorum},
-		{"cluster", func(t *testing.T) *deployment {
+		{"always", "supersede", deployments[0].start},
+		{"protocol token", "", deployments[1].start},
+		{"dedupe", "dedupe {header.X-Id}", deployments[0].start},
+		{"quorum", "", startQuorum},
+		{"cluster", "", func(t *testing.T) *deployment {
 			cluster := redistest.StartCluster(t)
 			return &deployment{redis: "redis cluster " + strings.Join(cluster.Addrs, " "), servers: cluster.Servers}
 		}},
@@ -304,10 +306,10 @@ func TestReadmeRedisUser(t *testing.T) {
 			}
 			d.redis += " {\nusername locker\npassword pass\n}"
 			up := startUpstream(t, nil)
-			proxy := startCaddy(t, d.global("lease 1s", "wait 10s"), "redis_lock {path}\n"+up.proxy())
-			first := up.occupy(t, proxy.url+"/hook")
+			proxy := startCaddy(t, d.global("lease 1s", "wait 10s"), "redis_lock {path} {\n"+c.site+"\n}\n"+up.proxy())
+			first := up.occupy(t, proxy.url+"/hook", "X-Id", "1")
 			end := d.freeAt(t, "/hook")
-			second := inFlight(t, proxy.url+"/hook")
+			second := inFlight(t, proxy.url+"/hook", "X-Id", "2")
 			await(t, "renewals", func() bool { return d.freeAt(t, "/hook").Sub(end) > 2*time.Second })
 			up.letGo()
 			wantStatus(t, <-first, 200)
