@@ -344,3 +344,42 @@ func TestQuorumHasNoDeliveries(t *testing.T) {
 		}
 	})
 }
+
+// In Redis a hand-over inside the process comes with no message: the answer to the release is all there is.
+func TestDeliveryWaitsForItselfInRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	l := newLockers(t, server, 1)[0]
+	h := acquire(t, l, "name", lock.Dedupe("x"))
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		_, err := l.Acquire(t.Context(), "name", lock.Dedupe("x"), lock.Wait(time.Hour))
+		wantError(t, err, lock.ErrDone)
+	})
+	inLine(t, server, 1)
+	h.Done(time.Hour)
+	release(t, h)
+	waiting.Wait()
+	closeAll(t, l)
+}
+
+// An attempt whose answer is lost takes the lock; asked again, the Store says that the delivery was handled
+// meanwhile: the lock does not stay behind.
+func TestHandledWhileAnswerWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLocker(t)
+		store.onAcquire(func(next func() (lock.Grant, error)) (lock.Grant, error) {
+			store.onAcquire(nil)
+			if _, err := next(); err != nil {
+				t.Error(err)
+			}
+			late := lock.Claim{Token: newToken().Handling("x"), Done: time.Hour}
+			_, err := store.Store.Release(t.Context(), "lock.name", late)
+			wantError(t, err, lock.ErrLost)
+			return next()
+		})
+		_, err := l.Acquire(t.Context(), "name", lock.Dedupe("x"))
+		wantError(t, err, lock.ErrDone)
+		release(t, acquire(t, l, "name"))
+	})
+}
