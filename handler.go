@@ -166,7 +166,7 @@ func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err 
 	var line int
 	if h.Supersede != 0 && !errors.Is(err, lock.ErrSuperseded) && !errors.Is(err, lock.ErrDone) && !errors.Is(err, lock.ErrLineFull) {
 		h.logger.Error("the newest request was not served, nor were those that it displaced",
-			zap.String("name", name), zap.Error(err))
+			nameField(name), zap.Error(err))
 	}
 	switch {
 	case errors.Is(err, lock.ErrDone):
@@ -184,7 +184,7 @@ func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err 
 		// The log has it already, once for the whole outage.
 		if away, ok := errors.AsType[*lock.UnavailableError](err); ok && away.ThisKey {
 			h.refusedSeen.Do(func() {
-				h.logger.Error("redis refuses a lock", zap.String("name", name), zap.Error(away.Err), zap.String("remedy", remedy(away.Err)))
+				h.logger.Error("redis refuses a lock", nameField(name), zap.Error(away.Err), zap.String("remedy", remedy(away.Err)))
 			})
 		}
 		report.outcome(outcomeError)
@@ -208,7 +208,7 @@ func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err 
 	if why == lock.ForeignValue {
 		h.foreignSeen.Do(func() {
 			h.logger.Warn("the lock's key contains something that is not a lock",
-				zap.String("name", name), zap.Error(err))
+				nameField(name), zap.Error(err))
 		})
 	}
 	status := h.Status
@@ -263,9 +263,9 @@ func (h *Handler) reportEnd(report report, name string, cut, released error) {
 	switch {
 	case errors.Is(released, lock.ErrLost) && cut == nil && h.OnLost == cancelRun:
 		h.logger.Error("the lock was lost when it was about to be released",
-			zap.String("name", name), zap.Error(released))
+			nameField(name), zap.Error(released))
 	case errors.Is(released, lock.ErrUnavailable):
 		h.logger.Warn("the lock cannot be released yet; trying on in the background",
-			zap.String("name", name), zap.Error(released))
+			nameField(name), zap.Error(released))
 	}
 }

@@ -120,7 +120,7 @@ func (x *holding) join() error {
 }
 
 func (x *holding) lost() {
-	log := x.h.logger.With(zap.String("name", x.name), zap.Error(context.Cause(x.held.Context())))
+	log := x.h.logger.With(nameField(x.name), zap.Error(context.Cause(x.held.Context())))
 	switch {
 	case x.h.OnLost == continueRun:
 		log.Error("the lock is lost; the request goes on without it")
@@ -136,7 +136,7 @@ func (x *holding) lost() {
 func (x *holding) heldTooLong() {
 	if x.cut(errMaxHold) {
 		x.h.logger.Error("max_hold has passed; the request is cancelled",
-			zap.String("name", x.name), zap.Duration("max_hold", time.Duration(x.h.MaxHold)))
+			nameField(x.name), zap.Duration("max_hold", time.Duration(x.h.MaxHold)))
 	}
 	x.held.StopRenewing()
 }

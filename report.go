@@ -47,8 +47,20 @@ func newReport(r *http.Request, repl *caddy.Replacer) report {
 
 func (p report) name(name string) {
 	p.repl.Set("http.redis_lock.name", name)
-	p.log(zap.String("redis_lock_name", name))
+	p.log(zap.String("redis_lock_name", logged(name)))
 }
+
+// longestLogged bounds what of a name is logged as it is: it may come from a body, and be as long.
+const longestLogged = 500
+
+func logged(name string) string {
+	if len(name) > longestLogged {
+		return lock.Key("", name)
+	}
+	return name
+}
+
+func nameField(name string) zap.Field { return zap.String("name", logged(name)) }
 
 func (p report) outcome(outcome string) {
 	p.repl.Set("http.redis_lock.outcome", outcome)
