@@ -228,7 +228,7 @@ func TestCutOff(t *testing.T) {
 				if outcome, _ := repl.GetString("http.redis_lock.outcome"); outcome != c.outcome {
 					t.Errorf("outcome %q, want %q", outcome, c.outcome)
 				}
-				if err := store.Inspect(t.Context(), "lock.example.com/"); err != nil {
+				if err := store.Inspect(t.Context(), "lock.example.com/", ""); err != nil {
 					t.Errorf("not released: %v", err)
 				}
 			})
@@ -245,11 +245,11 @@ func TestMaxHoldIgnored(t *testing.T) {
 		r, w := newRequest(http.MethodPost, "/")
 		err := h.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 			time.Sleep(time.Minute)
-			if store.Inspect(t.Context(), "lock.example.com/") == nil {
+			if store.Inspect(t.Context(), "lock.example.com/", "") == nil {
 				t.Error("the lock is gone at max_hold, while the handler still runs")
 			}
 			time.Sleep(lock.DefaultLease)
-			if err := store.Inspect(t.Context(), "lock.example.com/"); err != nil {
+			if err := store.Inspect(t.Context(), "lock.example.com/", ""); err != nil {
 				t.Errorf("a lease later: %v", err)
 			}
 			return nil
@@ -276,7 +276,7 @@ func TestHangUp(t *testing.T) {
 					if ended := r.Context().Err() != nil; ended != (mode == cancelRun) {
 						t.Errorf("the request ended: %v", ended)
 					}
-					if err := store.Inspect(t.Context(), "lock.example.com/"); err == nil {
+					if err := store.Inspect(t.Context(), "lock.example.com/", ""); err == nil {
 						t.Error("the lock is gone while the handler runs")
 					}
 					return nil
@@ -284,7 +284,7 @@ func TestHangUp(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				if err := store.Inspect(t.Context(), "lock.example.com/"); err != nil {
+				if err := store.Inspect(t.Context(), "lock.example.com/", ""); err != nil {
 					t.Errorf("not released: %v", err)
 				}
 			})
@@ -414,7 +414,7 @@ func TestNesting(t *testing.T) {
 		if err := outer.ServeHTTP(w, r, chain(func(w http.ResponseWriter, r *http.Request) error {
 			ran = true
 			for _, key := range []string{"lock.a", "lock.b"} {
-				if store.Inspect(t.Context(), key) == nil {
+				if store.Inspect(t.Context(), key, "") == nil {
 					t.Errorf("%s is not held", key)
 				}
 			}
@@ -467,7 +467,7 @@ func TestNesting(t *testing.T) {
 			t.Error(err)
 		}
 		for _, key := range []string{"lock.a", "lock.b"} {
-			if err := store.Inspect(t.Context(), key); err != nil {
+			if err := store.Inspect(t.Context(), key, ""); err != nil {
 				t.Errorf("%s is left: %v", key, err)
 			}
 		}

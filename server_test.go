@@ -216,11 +216,11 @@ func (s *sometimesAway) Release(ctx context.Context, key string, claim lock.Clai
 	return s.Store.Release(ctx, key, claim)
 }
 
-func (s *sometimesAway) Inspect(ctx context.Context, key string) error {
+func (s *sometimesAway) Inspect(ctx context.Context, key string, token lock.Token) error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	return s.Store.Inspect(ctx, key)
+	return s.Store.Inspect(ctx, key, token)
 }
 
 // With on_redis_error pass a name stays one at a time on this Caddy, also when one that holds it

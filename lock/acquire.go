@@ -66,8 +66,7 @@ func (a *acquisition) turnAway() error {
 	done, err := outage.admit(op)
 	if err == nil {
 		defer done()
-		err = a.locker.store.Inspect(op, a.handle.key)
-		a.locker.outages.report(a.handle.key, err)
+		err = a.look(op)
 	}
 	if errors.Is(err, ErrUnavailable) {
 		err = a.doWithout(err)
@@ -75,13 +74,26 @@ func (a *acquisition) turnAway() error {
 			return err
 		}
 	}
-	if a.request.wait > 0 {
+	switch {
+	case errors.Is(err, ErrDone):
+		return err
+	case a.request.wait > 0:
 		return a.lineFull()
 	}
 	if held, ok := errors.AsType[*HeldError](err); ok {
 		return held
 	}
 	return &HeldError{Why: Held} // just now it is free, but not for this one
+}
+
+// look finds out, without asking for the lock, why it is not to be had.
+func (a *acquisition) look(op until) error {
+	err := a.locker.store.Inspect(op, a.handle.key, a.handle.claim.Token)
+	a.locker.outages.report(a.handle.key, err)
+	if held, ok := errors.AsType[*HeldError](err); ok {
+		a.why = held.Why
+	}
+	return err
 }
 
 // ask asks for the lock, and waits in line for it, until there is an end to that.
@@ -94,8 +106,8 @@ func (a *acquisition) ask() error {
 			a.polls = true
 			err = a.doWithout(err)
 		}
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, ErrDone) || errors.Is(err, ErrSuperseded) {
+			return err
 		}
 		if a.patience == nil {
 			if err := a.stay(err); err != nil {
@@ -140,6 +152,9 @@ func (a *acquisition) attempt() error {
 	if away, ok := errors.AsType[*UnavailableError](err); ok && away.Doubtful {
 		h.doubtful = true
 	}
+	if errors.Is(err, ErrDone) {
+		a.placed = true // it may have been handed over
+	}
 	if held, ok := errors.AsType[*HeldError](err); ok {
 		a.why = held.Why
 		a.polls = held.Why == ForeignHolder || held.Why == ForeignValue
@@ -163,7 +178,8 @@ func (a *acquisition) take(grant Grant, t0 time.Time) error {
 	a.handle.doubtful = true
 	switch {
 	case !taken:
-		// Somebody here has it without the Store, which has come back meanwhile.
+		// Somebody here has it without the Store, which has come back meanwhile; or the caller is
+		// superseded, of which it hears while it waits.
 		return &HeldError{Why: Held}
 	case a.patience != nil:
 		a.locker.lines.back(a.waiter)
@@ -221,6 +237,8 @@ func (a *acquisition) await() (again bool, err error) {
 		select {
 		case g := <-w.given:
 			switch {
+			case g == gift{}:
+				return false, ErrSuperseded
 			case g.local:
 				a.holdLocally()
 			case !h.hold(a.ctx, g.grant, g.t0):
@@ -255,11 +273,23 @@ func (a *acquisition) await() (again bool, err error) {
 }
 
 func (a *acquisition) lineFull() error {
-	return &LineFullError{Line: a.locker.lines.others(a.handle) + 1}
+	return &LineFullError{Why: a.why, Line: a.locker.lines.others(a.handle) + 1}
 }
 
+// timeOut looks once more on behalf of a delivery, as the one in the way may be another one by now.
 func (a *acquisition) timeOut() error {
+	if a.request.delivery != "" && a.outage().current() == nil {
+		if err := a.look(a.end()); errors.Is(err, ErrDone) {
+			return err
+		}
+	}
 	return &TimeoutError{Why: a.why, Line: a.locker.lines.others(a.handle)}
+}
+
+// end bounds what is done when the waiting is over: no longer than the caller was to wait, and an
+// operation may take.
+func (a *acquisition) end() until {
+	return until{context.Background(), a.arrived.Add(a.request.wait + a.locker.opTimeout)}
 }
 
 // giveUp takes an acquisition that failed back. It leaves no trace: its place, and a lock that
@@ -280,8 +310,7 @@ func (a *acquisition) giveUp(reason error) error {
 	case !a.placed:
 		l.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, away)
 	default:
-		// Not for longer than the caller was to wait, and an operation may take.
-		err := h.releaseOrLeave(until{context.Background(), a.arrived.Add(a.request.wait + l.opTimeout)})
+		err := h.releaseOrLeave(a.end())
 		if errors.Is(reason, ErrTimeout) && !answered(err) && !l.lines.heldHere(h) {
 			return err
 		}

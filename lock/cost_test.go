@@ -46,9 +46,12 @@ func checkCost(t *testing.T, rows string, newStore func(redis.UniversalClient) l
 	process := lock.NewProcess()
 	newClaim := func(p lock.Process) lock.Claim { return lock.Claim{Token: p.NewToken(), Lease: time.Hour, Wait: true} }
 	holder, near, far := newClaim(process), newClaim(process), newClaim(lock.NewProcess())
+	delivery, old, newest := newClaim(process), newClaim(process), newClaim(process)
+	delivery.Token, delivery.Done = delivery.Token.Handling("72d3162e"), time.Hour
+	old.Token, newest.Token = old.Token.Superseding(), newest.Token.Superseding()
 	try := func(key string, c lock.Claim) {
 		_, err := store.Acquire(t.Context(), key, c)
-		if held, ok := errors.AsType[*lock.HeldError](err); err != nil && !ok {
+		if held, ok := errors.AsType[*lock.HeldError](err); err != nil && !ok && !errors.Is(err, lock.ErrDone) {
 			t.Error(err)
 		} else if ok && c.Token == near.Token {
 			near.Place = held.Place
@@ -87,6 +90,13 @@ func checkCost(t *testing.T, rows string, newStore func(redis.UniversalClient) l
 		{"release", func() { free(mainKey, holder) }},
 		{"", func() { expired(server.Client) }},
 		{"acquire, expired", func() { try(mainKey, holder) }},
+		{"", func() { free(mainKey, holder) }},
+		{"acquire, free, for a delivery", func() { try(mainKey, delivery) }},
+		{"release, delivery handled", func() { free(mainKey, delivery) }},
+		{"acquire, for a delivery that was handled", func() { try(mainKey, delivery) }},
+		{"", func() { try(mainKey, holder) }},
+		{"", func() { try(mainKey, old) }},
+		{"taking the place of another", func() { try(mainKey, newest) }},
 	} {
 		before := server.Commands(t)
 		step.do()

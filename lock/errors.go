@@ -7,8 +7,8 @@ import (
 )
 
 // What can go wrong, told apart with errors.Is. Contention (ErrHeld, ErrTimeout,
-// ErrLineFull), an unreachable Store (ErrUnavailable) and a lock that is no longer
-// ours (ErrLost) never stand for one another. No error text contains a lock's name:
+// ErrLineFull), a caller that is not needed any more (ErrDone, ErrSuperseded), an unreachable
+// Store (ErrUnavailable) and a lock that is no longer ours (ErrLost) never stand for one another. No error text contains a lock's name:
 // names are often user input.
 var (
 	// ErrHeld: somebody else has the lock, and the caller did not want to wait.
@@ -22,6 +22,12 @@ var (
 	// ErrLineFull: as many callers as [Queue] allows already wait for the lock. The error is a
 	// [*LineFullError].
 	ErrLineFull = errors.New("line of those waiting for the lock is full")
+
+	// ErrDone: the caller's delivery was handled already, see [Dedupe]. There is nothing to do.
+	ErrDone = errors.New("delivery was handled already")
+
+	// ErrSuperseded: a newer caller has taken the place of this one, see [Supersede].
+	ErrSuperseded = errors.New("a newer request has taken the place in line")
 
 	// ErrLost: the lock stopped being surely ours before it was released: its lease
 	// passed, or somebody deleted or overwrote it. The error is a [*LostError].
@@ -50,6 +56,7 @@ const (
 	Free          Reason = "free"           // nobody's, but the claim was for a place in line only
 	OwnerLive     Reason = "owner-live"     // the key is gone or overwritten, but its owner's lease still runs
 	ForeignHolder Reason = "foreign-holder" // a live lock of a program that knows nothing of the line
+	SameDelivery  Reason = "same-delivery"  // a live lock, for the claim's own delivery
 	ForeignValue  Reason = "foreign-value"  // the key holds something that is no lock, or one that never ends
 )
 
@@ -100,6 +107,9 @@ func (e *TimeoutError) Unwrap() error { return ErrTimeout }
 
 // LineFullError is an [ErrLineFull].
 type LineFullError struct {
+	// Why the Store refused the lock; empty if it was not asked.
+	Why Reason
+
 	// Line is how many wait, as far as is known.
 	Line int
 }

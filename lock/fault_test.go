@@ -237,7 +237,7 @@ func TestAttemptOvertakenByItsRelease(t *testing.T) {
 		close(late)
 		arrival.Wait()
 		time.Sleep(time.Minute)
-		if err := store.Inspect(t.Context(), "lock.name"); err != nil {
+		if err := store.Inspect(t.Context(), "lock.name", ""); err != nil {
 			t.Errorf("the lock was left behind: %v", err)
 		}
 	})

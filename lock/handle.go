@@ -36,6 +36,7 @@ type Handle struct {
 
 	owner owner
 
+	done     time.Duration // see Done
 	release  sync.Once
 	released error
 }
@@ -154,6 +155,12 @@ func (h *Handle) StopRenewing() {
 	h.owner.join()
 }
 
+// Done says that the caller's delivery, see [Dedupe], was handled well: from Release on it counts as
+// handled for window, to the millisecond; also if the lock was lost meanwhile. Without it the delivery may
+// be tried again, as after a release that does not reach the Store. Call it before Release. It is for nothing if the
+// lock is [Handle.Local], or is for no delivery.
+func (h *Handle) Done(window time.Duration) { h.done = window }
+
 // Release gives the lock back, or hands it over to the first in line. It returns
 //
 //   - nil;
@@ -168,6 +175,7 @@ func (h *Handle) StopRenewing() {
 func (h *Handle) Release(ctx context.Context) error {
 	h.release.Do(func() {
 		h.end()
+		h.claim.Done = h.done
 		if lost, ok := errors.AsType[*LostError](context.Cause(h.ctx)); ok {
 			h.released = lost
 		}

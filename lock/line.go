@@ -43,12 +43,15 @@ type waiter struct {
 	line    *line
 	orLocal bool
 
+	supersedes bool
+
 	wake  chan struct{} // has an element after nudge
 	due   atomic.Bool   // it is to ask, and not only to see whether it is the first by now
-	given chan gift     // gets one at most
+	given chan gift     // gets one at most; an empty one if superseded
 
-	place   int64 // in the Store's line; guarded by lines.mu, as the rest
-	patient bool
+	place      int64 // in the Store's line; guarded by lines.mu, as the rest
+	patient    bool
+	superseded bool // whatever the Store says: a newer one waits here
 
 	askedBefore time.Time // the line's asked before its last question
 }
@@ -89,12 +92,14 @@ func (q *lines) enter(h *Handle, r request) (w *waiter, p prospect, err error) {
 		ln = &line{}
 	}
 	patience := r.wait > 0 && r.queue > 0
-	full := ln.patient >= r.queue
+	full := ln.full(r.queue, r.supersedes)
 	switch {
+	case ln.holder != nil && (r.wait <= 0 || full) && r.delivery != "":
+		p = mustNot // only the Store knows what was handled
 	case ln.holder != nil && r.wait <= 0:
 		return nil, mustNot, &HeldError{Why: Held, Line: max(ln.patient, ln.length)}
 	case ln.holder != nil && full:
-		return nil, mustNot, &LineFullError{Line: max(ln.patient, ln.length)}
+		return nil, mustNot, &LineFullError{Why: Held, Line: max(ln.patient, ln.length)}
 	case ln.holder != nil:
 		p = mayLineUp
 	case len(ln.waiting) > 0 && (!patience || full):
@@ -104,7 +109,7 @@ func (q *lines) enter(h *Handle, r request) (w *waiter, p prospect, err error) {
 	ln.callers++
 	q.users++
 	if patience && p != mustNot {
-		w = &waiter{handle: h, line: ln, orLocal: r.orLocal, wake: make(chan struct{}, 1), given: make(chan gift, 1)}
+		w = &waiter{handle: h, line: ln, orLocal: r.orLocal, supersedes: r.supersedes, wake: make(chan struct{}, 1), given: make(chan gift, 1)}
 		q.lineUp(w)
 	}
 	return w, p, nil
@@ -224,19 +229,52 @@ func (q *lines) refused(w *waiter, held *HeldError) {
 	}
 }
 
-// stay is false if as many as limit wait already.
+// stay is false if as many as limit wait already. Otherwise the waiter is one of them, in the place of
+// those that it supersedes.
 func (q *lines) stay(w *waiter, limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	ln := w.line
 	if q.byToken[w.handle.claim.Token] != w {
 		return true // it has been given the lock meanwhile
 	}
-	if w.line.patient >= limit {
+	if ln.full(limit, w.supersedes) {
 		return false
 	}
 	w.patient = true
-	w.line.patient++
+	ln.patient++
+	q.supersede(ln)
 	return true
+}
+
+// full is true if as many as limit wait, not counting whose place a newcomer would take.
+func (ln *line) full(limit int, supersedes bool) bool {
+	n := ln.patient
+	if supersedes {
+		for _, w := range ln.waiting {
+			if w.patient && w.supersedes {
+				n--
+			}
+		}
+	}
+	return n >= limit
+}
+
+// supersede leaves the newest of those that supersede one another, of whom the Store may not have
+// heard yet. Those that are still asking are not among them.
+func (q *lines) supersede(ln *line) {
+	newest := true
+	for _, w := range slices.Backward(slices.Clone(ln.waiting)) {
+		switch {
+		case !w.supersedes || !w.patient:
+		case newest:
+			newest = false
+		default:
+			q.stepOut(w)
+			w.superseded = true
+			w.given <- gift{}
+		}
+	}
 }
 
 // others returns how many others wait, as far as is known.
@@ -249,7 +287,7 @@ func (q *lines) others(h *Handle) int {
 
 // take makes h the holder here, to whom the Store gave the lock. displaced is the one who was
 // it until now: the Store has forgotten it. taken is false while somebody here holds the lock
-// without the Store.
+// without the Store, and for one that is superseded.
 func (q *lines) take(h *Handle, w *waiter) (displaced *Handle, taken bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -257,7 +295,7 @@ func (q *lines) take(h *Handle, w *waiter) (displaced *Handle, taken bool) {
 	if ln.holder == h {
 		return nil, true
 	}
-	if ln.holder != nil && ln.local {
+	if ln.holder != nil && ln.local || w != nil && w.superseded {
 		return nil, false
 	}
 	displaced = ln.holder
@@ -324,9 +362,9 @@ func (q *lines) pass(key string, token Token, next Successor, t0 time.Time, rele
 	}
 	w := q.byToken[next.Token]
 	switch {
-	case w != nil && ln.holder == nil:
+	case w != nil && ln.holder == nil && next.Token.delivery() == "":
 		q.give(w, gift{grant: next.Grant, t0: t0})
-	case w != nil:
+	case w != nil: // whether its delivery was handled meanwhile, the Store knows
 		w.nudge(true)
 	case next.Token != "" || !released || ln.holder != nil:
 	default:

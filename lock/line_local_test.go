@@ -339,7 +339,7 @@ func TestLocalLockLeavesNothingInStore(t *testing.T) {
 			store.onAcquire(nil)
 			store.onRelease(nil)
 			time.Sleep(time.Minute)
-			if err := store.Inspect(t.Context(), "lock.name"); err != nil {
+			if err := store.Inspect(t.Context(), "lock.name", ""); err != nil {
 				t.Errorf("left behind: %v", err)
 			}
 		})
@@ -454,7 +454,7 @@ func TestLateAttemptOfOneWhoWasServed(t *testing.T) {
 		close(late)
 		waiting.Wait()
 		time.Sleep(time.Minute)
-		if err := store.Inspect(t.Context(), "lock.name"); err != nil {
+		if err := store.Inspect(t.Context(), "lock.name", ""); err != nil {
 			t.Errorf("left behind: %v", err)
 		}
 	})

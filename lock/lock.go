@@ -138,12 +138,38 @@ func Queue(n int) AcquireOption { return func(r *request) { r.queue = n } }
 // with other processes it does not. [Handle.Local] tells.
 func OrLocal() AcquireOption { return func(r *request) { r.orLocal = true } }
 
+// Dedupe says that the lock is for handling a delivery, any string: what its sender calls it, say. While
+// the Store knows it as handled, see [Handle.Done], Acquire fails with [ErrDone], whoever has the lock.
+// While another caller handles the same delivery, the reason of its refusal is [SameDelivery]. Deliveries
+// belong to a name: another name has others. With the empty string, as by default, and for a lock that is
+// [Handle.Local], there is none of that. [NewQuorum] cannot do it.
+func Dedupe(delivery string) AcquireOption { return func(r *request) { r.delivery = delivery } }
+
+// Supersede lets the newest win: the caller, once it waits, takes the place of all who wait and said
+// so, too, in whichever process; their Acquire fails with [ErrSuperseded]. It never ends one that
+// holds the lock. [NewQuorum] cannot do it.
+func Supersede() AcquireOption { return func(r *request) { r.supersedes = true } }
+
 type request struct {
-	prefix  string
-	lease   time.Duration
-	wait    time.Duration
-	queue   int
-	orLocal bool
+	prefix     string
+	lease      time.Duration
+	wait       time.Duration
+	queue      int
+	orLocal    bool
+	delivery   string
+	supersedes bool
+}
+
+// token returns a new one that says what others must know.
+func (r *request) token(p Process) Token {
+	token := p.NewToken()
+	if r.delivery != "" {
+		token = token.Handling(r.delivery)
+	}
+	if r.supersedes {
+		token = token.Superseding()
+	}
+	return token
 }
 
 // CheckLease returns an error unless lease is a whole number of seconds from 1s to 24h: the
@@ -171,6 +197,7 @@ func CheckPrefix(prefix string) error {
 // when the lock is lost or released, or one of
 //
 //   - [ErrHeld], [ErrTimeout], [ErrLineFull]: contention;
+//   - [ErrDone], [ErrSuperseded]: there is nothing to do any more, see [Dedupe] and [Supersede];
 //   - [ErrUnavailable]: the Store cannot be asked. A caller that already stands in line keeps
 //     its place until its wait ends;
 //   - the cause of ctx, if ctx ended first.
@@ -189,6 +216,9 @@ func (l *Locker) Acquire(ctx context.Context, name string, options ...AcquireOpt
 	if err := CheckPrefix(r.prefix); err != nil {
 		return nil, fmt.Errorf("prefix: %w", err)
 	}
+	if _, ok := l.store.(*quorum); ok && (r.delivery != "" || r.supersedes) {
+		return nil, errors.New("a quorum has no line and no deliveries: Supersede and Dedupe take one server, a master with replicas, or a cluster")
+	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -197,7 +227,7 @@ func (l *Locker) Acquire(ctx context.Context, name string, options ...AcquireOpt
 		ctx:     ctx,
 		locker:  l,
 		request: r,
-		handle:  &Handle{locker: l, key: Key(r.prefix, name), claim: Claim{Token: l.process.NewToken(), Lease: r.lease}},
+		handle:  &Handle{locker: l, key: Key(r.prefix, name), claim: Claim{Token: r.token(l.process), Lease: r.lease}},
 		arrived: time.Now(),
 	}
 	return a.run()

@@ -135,7 +135,7 @@ func release(t *testing.T, h *lock.Handle) {
 }
 
 // kinds are the errors that must never stand for one another.
-var kinds = []error{lock.ErrHeld, lock.ErrTimeout, lock.ErrLineFull, lock.ErrLost, lock.ErrUnavailable, context.Canceled}
+var kinds = []error{lock.ErrHeld, lock.ErrTimeout, lock.ErrLineFull, lock.ErrDone, lock.ErrSuperseded, lock.ErrLost, lock.ErrUnavailable, context.Canceled}
 
 func wantError(t *testing.T, err, want error) {
 	t.Helper()
@@ -473,7 +473,7 @@ func TestLostAcquireReply(t *testing.T) {
 		h := acquire(t, l, "name")
 		release(t, h)
 		synctest.Wait()
-		if err := store.Inspect(t.Context(), "lock.name"); err != nil {
+		if err := store.Inspect(t.Context(), "lock.name", ""); err != nil {
 			t.Errorf("the lock was left behind: %v", err)
 		}
 	})
@@ -524,7 +524,7 @@ func TestReleaseGoesOnInBackground(t *testing.T) {
 			wantError(t, err, lock.ErrUnavailable) // never "held": it is our own
 		}
 		time.Sleep(time.Minute)
-		if err := store.Inspect(t.Context(), "lock.name"); err != nil {
+		if err := store.Inspect(t.Context(), "lock.name", ""); err != nil {
 			t.Errorf("the lock was left behind: %v", err)
 		}
 		release(t, acquire(t, l, "name"))

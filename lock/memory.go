@@ -3,6 +3,7 @@ package lock
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -13,22 +14,25 @@ import (
 type memory struct {
 	mu        sync.Mutex
 	locks     map[string]memoryLock
+	done      map[string]time.Time // by key and delivery: until when it counts as handled
+	doneKept  int                  // as many of them when the old ones were last removed
 	listeners map[Process]Listener
 	fence     int64 // the last one given out, of any key
 	place     int64 // likewise
 }
 
 type memoryLock struct {
-	token Token
-	ends  time.Time
-	fence int64
-	line  []Claim // by place
+	token  Token
+	ends   time.Time
+	fence  int64
+	line   []Claim // by place
+	newest int64   // place of the last claim that superseded others
 }
 
 // NewMemory returns a Store whose locks live inside this process and end with it. It never
 // is unavailable.
 func NewMemory() Store {
-	return &memory{locks: make(map[string]memoryLock), listeners: make(map[Process]Listener)}
+	return &memory{locks: make(map[string]memoryLock), done: make(map[string]time.Time), listeners: make(map[Process]Listener)}
 }
 
 func (m *memory) Acquire(_ context.Context, key string, claim Claim) (Grant, error) {
@@ -37,8 +41,14 @@ func (m *memory) Acquire(_ context.Context, key string, claim Claim) (Grant, err
 	now := time.Now()
 	lock := m.locks[key]
 	defer func() { m.put(key, lock) }()
-	refusal := &HeldError{Why: Held}
+	if m.isDone(key, claim.Token, now) {
+		return Grant{}, ErrDone
+	}
+	refusal := new(HeldError)
 	if claim.Wait && !(lock.token == claim.Token && lock.live(now)) {
+		if claim.Token.supersedes() && lock.hasNewer(claim, now) {
+			return Grant{}, ErrSuperseded
+		}
 		refusal.Place, refusal.NewPlace = m.lineUp(&lock, claim)
 	}
 	switch {
@@ -51,7 +61,7 @@ func (m *memory) Acquire(_ context.Context, key string, claim Claim) (Grant, err
 	if lock.token == claim.Token && lock.live(now) {
 		return lock.grant(now), nil
 	}
-	if !lock.live(now) {
+	if refusal.Why = lock.why(claim.Token, now); !lock.live(now) {
 		refusal.Why = Free
 	}
 	refusal.For, refusal.Line = max(0, lock.ends.Sub(now)), len(lock.line)
@@ -80,6 +90,7 @@ func (m *memory) Release(_ context.Context, key string, claim Claim) (Successor,
 	lock := m.locks[key]
 	defer func() { m.put(key, lock) }()
 	lock.line = slices.DeleteFunc(lock.line, func(c Claim) bool { return c.Token == claim.Token })
+	m.markDone(key, claim, now)
 	err := lock.check(claim.Token, now)
 	if lock.token == claim.Token {
 		lock.token, lock.ends = "", time.Time{}
@@ -91,12 +102,15 @@ func (m *memory) Release(_ context.Context, key string, claim Claim) (Successor,
 	return Successor{Token: lock.token, Grant: lock.grant(now)}, nil
 }
 
-func (m *memory) Inspect(_ context.Context, key string) error {
+func (m *memory) Inspect(_ context.Context, key string, token Token) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
+	if m.isDone(key, token, now) {
+		return ErrDone
+	}
 	if lock := m.locks[key]; lock.live(now) || len(lock.line) > 0 {
-		return &HeldError{Why: Held, For: max(0, lock.ends.Sub(now)), Line: len(lock.line)}
+		return &HeldError{Why: lock.why(token, now), For: max(0, lock.ends.Sub(now)), Line: len(lock.line)}
 	}
 	return nil
 }
@@ -132,9 +146,50 @@ func (m *memory) lineUp(lock *memoryLock, claim Claim) (place int64, added bool)
 	if claim.Place == 0 {
 		claim.Place = m.place
 	}
+	if claim.Token.supersedes() {
+		m.supersede(lock, claim.Place)
+	}
 	i, _ := slices.BinarySearchFunc(lock.line, claim, func(a, b Claim) int { return cmp.Compare(a.Place, b.Place) })
 	lock.line = slices.Insert(lock.line, i, claim)
 	return claim.Place, true
+}
+
+// supersede takes the places of those that a newer one displaces.
+func (m *memory) supersede(lock *memoryLock, newest int64) {
+	lock.newest = newest
+	lock.line = slices.DeleteFunc(lock.line, func(c Claim) bool {
+		displaced := c.Token.supersedes()
+		if displaced {
+			m.tell(c.Token)
+		}
+		return displaced
+	})
+}
+
+func (m *memory) tell(token Token) {
+	if listener, ok := m.listeners[token.process()]; ok {
+		listener.Handed(token)
+	}
+}
+
+// markDone notes the delivery that a claim has handled. Old ones are removed whenever there are twice
+// as many as were left the last time.
+func (m *memory) markDone(key string, claim Claim, now time.Time) {
+	delivery := claim.Token.delivery()
+	if claim.Done <= 0 || delivery == "" {
+		return
+	}
+	m.done[key+delivery] = now.Add(claim.Done)
+	const few = 1000
+	if len(m.done) > 2*m.doneKept+few {
+		maps.DeleteFunc(m.done, func(_ string, until time.Time) bool { return !now.Before(until) })
+		m.doneKept = len(m.done)
+	}
+}
+
+func (m *memory) isDone(key string, token Token, now time.Time) bool {
+	delivery := token.delivery() // of a fixed length
+	return delivery != "" && now.Before(m.done[key+delivery])
 }
 
 func (m *memory) give(lock *memoryLock, claim Claim, now time.Time) {
@@ -148,9 +203,7 @@ func (m *memory) handOver(lock *memoryLock, now time.Time) {
 	first := lock.line[0]
 	lock.line = slices.Delete(lock.line, 0, 1)
 	m.give(lock, first, now)
-	if listener, ok := m.listeners[first.Token.process()]; ok {
-		listener.Handed(first.Token)
-	}
+	m.tell(first.Token)
 }
 
 // put forgets a lock that nobody holds or waits for.
@@ -165,6 +218,27 @@ func (m *memory) put(key string, lock memoryLock) {
 func (l *memoryLock) live(now time.Time) bool { return now.Before(l.ends) }
 
 func (l *memoryLock) grant(now time.Time) Grant { return Grant{Fence: l.fence, TTL: l.ends.Sub(now)} }
+
+// why returns the reason of a refusal.
+func (l *memoryLock) why(token Token, now time.Time) Reason {
+	if l.live(now) && token != l.token && token.delivery() != "" && token.delivery() == l.token.delivery() {
+		return SameDelivery
+	}
+	return Held
+}
+
+// hasNewer is true if a claim that supersedes others is superseded itself: by one that came later,
+// or, sent again while it is handled, by one that waits.
+func (l *memoryLock) hasNewer(claim Claim, now time.Time) bool {
+	if slices.ContainsFunc(l.line, func(c Claim) bool { return c.Token == claim.Token }) {
+		return false
+	}
+	if claim.Place != 0 {
+		return claim.Place < l.newest
+	}
+	return l.why(claim.Token, now) == SameDelivery &&
+		slices.ContainsFunc(l.line, func(c Claim) bool { return c.Token.supersedes() })
+}
 
 // check returns an error unless the lock is token's and alive.
 func (l *memoryLock) check(token Token, now time.Time) error {

@@ -80,19 +80,21 @@ func (m *messages) listen(process Process, listener Listener) {
 
 func channel(process Process) string { return "redis_lock:" + string(process) }
 
-// tell tells the process of a token that the lock was handed over to it, where the scripts do
-// not. Nobody waits for that: the message may be lost.
-func (m *messages) tell(token Token) {
-	if m.cluster == nil || token == "" {
+// tell tells the processes of tokens that the lock was handed over to them, or their place taken,
+// where the scripts do not. Nobody waits for that: messages may be lost.
+func (m *messages) tell(tokens ...Token) {
+	if m.cluster == nil {
 		return
 	}
-	m.tasks.Go(func() {
-		ctx, cancel := context.WithTimeout(m.ctx, quiet)
-		defer cancel()
-		if err := m.publish(ctx, channel(token.process()), string(token)); m.tooOld(err) {
-			_ = m.publish(ctx, channel(token.process()), string(token))
-		}
-	})
+	for _, token := range tokens {
+		m.tasks.Go(func() {
+			ctx, cancel := context.WithTimeout(m.ctx, quiet)
+			defer cancel()
+			if err := m.publish(ctx, channel(token.process()), string(token)); m.tooOld(err) {
+				_ = m.publish(ctx, channel(token.process()), string(token))
+			}
+		})
+	}
 }
 
 // tooOld is true if err says that the cluster does not know sharded messages, which was not

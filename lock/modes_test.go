@@ -19,10 +19,10 @@ import (
 
 // What each kind of Store is able to do. The README's table says the same.
 var (
-	getsetAbilities = []locktest.Ability{locktest.Fences, locktest.Line, locktest.OutlivesKey}
-	tokenAbilities  = []locktest.Ability{locktest.Fences, locktest.Line, locktest.EndsWithKey}
+	getsetAbilities = []locktest.Ability{locktest.Fences, locktest.Line, locktest.Deliveries, locktest.Newest, locktest.OutlivesKey}
+	tokenAbilities  = []locktest.Ability{locktest.Fences, locktest.Line, locktest.Deliveries, locktest.Newest, locktest.EndsWithKey}
 	quorumAbilities = []locktest.Ability{locktest.OutlivesServer, locktest.OutlivesKey}
-	memoryAbilities = []locktest.Ability{locktest.Fences, locktest.Line}
+	memoryAbilities = []locktest.Ability{locktest.Fences, locktest.Line, locktest.Deliveries, locktest.Newest}
 )
 
 // modes are the ways in which people run Redis: each starts a deployment, and returns how to

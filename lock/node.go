@@ -42,7 +42,7 @@ func (n *node) reach(op until, few bool, key string, do func() error) error {
 			return err
 		}
 		if n.outage.away.Load() {
-			err = n.store.Inspect(op, key)
+			err = n.store.Inspect(op, key, "")
 			n.outage.report(key, err)
 			if away, ok := errors.AsType[*UnavailableError](err); ok {
 				done()
@@ -102,7 +102,7 @@ func (n *node) release(op until, few bool, key string, claim Claim) error {
 
 // inspect knows from earlier answers whether the node votes, which depends on the lease.
 func (n *node) inspect(op until, few bool, key string) error {
-	err := n.reach(op, few, key, func() error { return n.store.Inspect(op, key) })
+	err := n.reach(op, few, key, func() error { return n.store.Inspect(op, key, "") })
 	if from := n.votesFrom.Load(); answered(err) && from != nil && time.Now().Before(*from) {
 		return &HeldError{Why: Restarted, For: time.Until(*from)}
 	}

@@ -42,7 +42,7 @@ type Node struct {
 // All callers of all processes should use one lease: a node that came back waits for as long as the lease
 // of the claim that asks it.
 //
-// Grants have no fence, as no node counts all of them. There is no line across processes, and nobody
+// Claims that handle a delivery or supersede others are treated as any others. Grants have no fence, as no node counts all of them. There is no line across processes, and nobody
 // is told of a lock's end: the first who waits in each process asks. Close waits for what is under
 // way in the background, an operation's time at most, and closes the nodes.
 func NewQuorum(nodes ...Node) Store {
@@ -84,7 +84,7 @@ func (q *quorum) Acquire(ctx context.Context, key string, claim Claim) (Grant, e
 	var grant Grant
 	var err error
 	if claim.LineUp {
-		if err = q.Inspect(ctx, key); err == nil {
+		if err = q.Inspect(ctx, key, claim.Token); err == nil {
 			err = &HeldError{Why: Free}
 		}
 	} else if claim.Wait && q.yielding(key) {
@@ -187,7 +187,7 @@ func (q *quorum) Release(ctx context.Context, key string, claim Claim) (Successo
 	return Successor{}, t.outcome(claim.Lease)
 }
 
-func (q *quorum) Inspect(ctx context.Context, key string) error {
+func (q *quorum) Inspect(ctx context.Context, key string, _ Token) error {
 	op := operationOf(ctx)
 	t := q.count(ctx, q.ask(func(i int) (Grant, error) {
 		return Grant{}, q.nodes[i].inspect(op, q.few(), key)

@@ -47,8 +47,8 @@ func (s *switched) Release(ctx context.Context, key string, claim Claim) (Succes
 	})
 }
 
-func (s *switched) Inspect(ctx context.Context, key string) error {
-	return s.ask(ctx, func() error { return s.Store.Inspect(ctx, key) })
+func (s *switched) Inspect(ctx context.Context, key string, token Token) error {
+	return s.ask(ctx, func() error { return s.Store.Inspect(ctx, key, token) })
 }
 
 func newSwitched(t *testing.T) ([]*switched, Store) {
@@ -128,7 +128,7 @@ func TestQuorumRepeatedAcquireTakesNothingBack(t *testing.T) {
 		}
 		synctest.Wait()
 		for i, node := range nodes {
-			if err := node.Store.Inspect(t.Context(), "key"); !errors.Is(err, ErrHeld) {
+			if err := node.Store.Inspect(t.Context(), "key", ""); !errors.Is(err, ErrHeld) {
 				t.Errorf("node %d: %v, want held", i, err)
 			}
 		}
@@ -193,7 +193,7 @@ func TestQuorumRenewalOfNoLock(t *testing.T) {
 			t.Errorf("renew: %v, want unavailable", err)
 		}
 		synctest.Wait()
-		if err := nodes[0].Inspect(t.Context(), "key"); err != nil {
+		if err := nodes[0].Inspect(t.Context(), "key", ""); err != nil {
 			t.Errorf("a node after that: %v, want it free", err)
 		}
 	})
@@ -215,7 +215,7 @@ func TestQuorumReleaseIsRepeated(t *testing.T) {
 		time.Sleep(time.Minute)
 		nodes[1].hangs.Store(false)
 		time.Sleep(DefaultOpTimeout + maxRelease)
-		if err := nodes[1].Inspect(t.Context(), "key"); err != nil {
+		if err := nodes[1].Inspect(t.Context(), "key", ""); err != nil {
 			t.Errorf("the node that hung: %v, want it free", err)
 		}
 	})

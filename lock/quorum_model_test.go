@@ -125,8 +125,8 @@ func (n *simNode) Release(ctx context.Context, key string, claim Claim) (Success
 	return Successor{}, err
 }
 
-func (n *simNode) Inspect(ctx context.Context, key string) error {
-	_, err := n.request(ctx, func(s Store, _ time.Duration) (Grant, error) { return Grant{}, s.Inspect(ctx, key) })
+func (n *simNode) Inspect(ctx context.Context, key string, token Token) error {
+	_, err := n.request(ctx, func(s Store, _ time.Duration) (Grant, error) { return Grant{}, s.Inspect(ctx, key, token) })
 	return err
 }
 

@@ -130,7 +130,7 @@ func TestQuorumDoesWithoutOneNode(t *testing.T) {
 					if _, err := store.Acquire(patient(t), mainKey, lock.Claim{Token: newToken(), Lease: time.Minute}); !errors.Is(err, lock.ErrHeld) {
 						t.Errorf("acquire by another: %v, want held", err)
 					}
-					if err := store.Inspect(patient(t), mainKey); !errors.Is(err, lock.ErrHeld) {
+					if err := store.Inspect(patient(t), mainKey, ""); !errors.Is(err, lock.ErrHeld) {
 						t.Errorf("inspect: %v, want held", err)
 					}
 				}
@@ -234,7 +234,7 @@ func TestQuorumOfNewNodes(t *testing.T) {
 		!strings.Contains(err.Error(), "came up empty less than 3s ago") || !strings.Contains(err.Error(), "passes by itself") {
 		t.Errorf("acquire: %v", err)
 	}
-	if err := store.Inspect(patient(t), mainKey); !errors.Is(err, lock.ErrUnavailable) {
+	if err := store.Inspect(patient(t), mainKey, ""); !errors.Is(err, lock.ErrUnavailable) {
 		t.Errorf("inspect: %v, want unavailable", err)
 	}
 	claim.LineUp = true

@@ -5,6 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -60,10 +61,10 @@ func loadScripts(p protocol, tell string, edit func(source string) string) *scri
 	}
 	key, rules := own("key"), own("rules")
 	return &scripts{
-		acquire:      load(key, "head", own("acquire_free"), "state", rules, tell, "line", "acquire"),
+		acquire:      load(key, "head", own("acquire_free"), "state", rules, tell, "line", "delivery", "acquire"),
 		renew:        load(key, "head", "state", rules, "renew"),
-		release:      load(key, "head", own("release_alone"), "state", rules, tell, "line", "release"),
-		inspect:      load(key, "head", "state", rules, "inspect"),
+		release:      load(key, "head", "done", own("release_alone"), "state", rules, tell, "line", "release"),
+		inspect:      load(key, "head", "state", rules, "delivery", "inspect"),
 		forceRelease: load(key, "head", "force_release"),
 	}
 }
@@ -186,8 +187,8 @@ func (s *redisStore) Acquire(ctx context.Context, key string, claim Claim) (Gran
 		// Or rather a key of our own, from a script that was denied its next command.
 		return Grant{}, &UnavailableError{Err: (*denied)[key].err}
 	case rep.why != "":
-		s.messages.tell(rep.successor)
-		return Grant{}, rep.held()
+		s.messages.tell(rep.told...)
+		return Grant{}, rep.refusal()
 	case denied != nil:
 		s.denied.Store(nil)
 	}
@@ -227,7 +228,11 @@ func (s *redisStore) Renew(ctx context.Context, key string, claim Claim) (Grant,
 }
 
 func (s *redisStore) Release(ctx context.Context, key string, claim Claim) (Successor, error) {
-	rep, resent, err := s.run(ctx, s.scripts.release, key, claim)
+	var more []int64
+	if claim.Done > 0 && claim.Token.delivery() != "" {
+		more = append(more, max(1, claim.Done.Milliseconds()))
+	}
+	rep, resent, err := s.run(ctx, s.scripts.release, key, claim, more...)
 	switch {
 	case err != nil:
 		return Successor{}, err
@@ -235,22 +240,23 @@ func (s *redisStore) Release(ctx context.Context, key string, claim Claim) (Succ
 		return Successor{}, nil // the first one, whose reply got lost, did it
 	case rep.why != "":
 		return Successor{}, &LostError{Why: rep.why}
-	case rep.successor == "":
+	case len(rep.told) == 0:
 		return Successor{}, nil
 	}
-	if rep.successor.process() != claim.Token.process() {
-		s.messages.tell(rep.successor)
+	next := rep.told[0]
+	if next.process() != claim.Token.process() {
+		s.messages.tell(next)
 	}
-	return Successor{Token: rep.successor, Grant: rep.grant(0)}, nil
+	return Successor{Token: next, Grant: rep.grant(0)}, nil
 }
 
-func (s *redisStore) Inspect(ctx context.Context, key string) error {
-	rep, _, err := s.run(ctx, s.scripts.inspect, key, Claim{})
+func (s *redisStore) Inspect(ctx context.Context, key string, token Token) error {
+	rep, _, err := s.run(ctx, s.scripts.inspect, key, Claim{Token: token})
 	if err != nil {
 		return err
 	}
 	if rep.why != "" {
-		return rep.held()
+		return rep.refusal()
 	}
 	return nil
 }
@@ -284,18 +290,24 @@ func (s *redisStore) run(ctx context.Context, script *script, key string, claim 
 
 // reply is what a script answers: an integer, of a new lock its fence; or {1, left, fence}
 // and from a release the successor's token; or {0, left of the one in the way, why} and
-// from an acquire place, 1 if it is new, length of the line, and whom the lock was handed over
-// to, if it was. left is for how long, in microseconds.
+// from an acquire place, 1 if it is new, length of the line, and the tokens that are to hear of it,
+// by spaces. left is for how long, in microseconds.
 type reply struct {
-	plain     bool // an integer
-	left      int64
-	fence     int64
-	successor Token
-	why       Reason // empty: yes
-	place     int64
-	newPlace  bool
-	line      int
+	plain    bool // an integer
+	left     int64
+	fence    int64
+	told     []Token
+	why      Reason // empty: yes
+	place    int64
+	newPlace bool
+	line     int
 }
+
+// Answers of scripts in place of a Reason.
+const (
+	saysDone       Reason = "done"
+	saysSuperseded Reason = "superseded"
+)
 
 func (r reply) ttl() time.Duration { return time.Duration(r.left) * time.Microsecond }
 
@@ -307,7 +319,14 @@ func (r reply) grant(lease time.Duration) Grant {
 	return Grant{Fence: r.fence, TTL: r.ttl()}
 }
 
-func (r reply) held() error {
+// refusal is the error of an acquire that was refused.
+func (r reply) refusal() error {
+	switch r.why {
+	case saysDone:
+		return ErrDone
+	case saysSuperseded:
+		return ErrSuperseded
+	}
 	return &HeldError{Why: r.why, For: r.ttl(), Place: r.place, NewPlace: r.newPlace, Line: r.line}
 }
 
@@ -319,23 +338,26 @@ func decodeReply(raw any) (reply, error) {
 	}
 	fields, _ := raw.([]any)
 	var yes, added, line int64
-	var why, successor string
+	var why, told string
 	var r reply
 	ok := false
 	switch {
 	case fit(fields, &yes, &r.left, &r.fence),
-		fit(fields, &yes, &r.left, &r.fence, &successor):
+		fit(fields, &yes, &r.left, &r.fence, &told):
 		ok = yes == 1
 	case fit(fields, &yes, &r.left, &why),
 		fit(fields, &yes, &r.left, &why, &r.place, &added, &line),
-		fit(fields, &yes, &r.left, &why, &r.place, &added, &line, &successor):
+		fit(fields, &yes, &r.left, &why, &r.place, &added, &line, &told):
 		ok = yes == 0 && why != ""
 	}
 	const maxLeft = 1e15 // as state.lua has it; far more would overflow
 	if !ok || r.left < 0 || r.left > maxLeft || r.fence < 0 || r.place < 0 || line < 0 {
 		return reply{}, fmt.Errorf("unexpected reply of a lock script: %.100v", raw)
 	}
-	r.successor, r.why, r.newPlace, r.line = Token(successor), Reason(why), added == 1, int(line)
+	for token := range strings.FieldsSeq(told) {
+		r.told = append(r.told, Token(token))
+	}
+	r.why, r.newPlace, r.line = Reason(why), added == 1, int(line)
 	return r, nil
 }
 

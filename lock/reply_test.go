@@ -53,7 +53,7 @@ func FuzzReply(f *testing.F) {
 			}
 			return
 		}
-		if held := r.held().(*HeldError); ok != 0 || held.For < 0 || held.For > longest {
+		if held, isHeld := r.refusal().(*HeldError); isHeld && (ok != 0 || held.For < 0 || held.For > longest) {
 			t.Errorf("%v was taken for %+v", raw, held)
 		}
 	})

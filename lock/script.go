@@ -21,6 +21,7 @@ func newScript(source string) *script {
 type scriptCall struct {
 	script                     *script
 	holder, line, alive, token string
+	handled                    string // empty: the token names no delivery
 	lease                      int64
 	more                       [2]int64
 	asking                     bool  // to a server that is about to get the key: see servers.redirect
@@ -38,13 +39,22 @@ type scriptCall struct {
 // for each; but not the first key, from which a cluster's client computes the slot.
 func newCall(script *script, key string, claim Claim, more []int64) *scriptCall {
 	c := &scriptCall{script: script, token: string(claim.Token), lease: int64(claim.Lease / time.Second)}
-	const holder, line, alive = ":holder", ":line", ":alive"
+	const holder, line, alive, done = ":holder", ":line", ":alive", ":done:"
 	tagged := "{" + key + "}"
 	all := tagged + holder + tagged + line + tagged + alive
 	c.holder = all[:len(tagged)+len(holder)]
 	c.alive = all[len(all)-len(tagged)-len(alive):]
 	c.line = all[len(c.holder) : len(all)-len(c.alive)]
-	c.args = append(make([]any, 0, 12), "evalsha", script.hash, 4+len(script.keys), key, &c.holder, &c.line, &c.alive)
+	keys := 4 + len(script.keys)
+	delivery := claim.Token.delivery()
+	if delivery != "" {
+		c.handled = tagged + done + delivery
+		keys++
+	}
+	c.args = append(make([]any, 0, 12), "evalsha", script.hash, keys, key, &c.holder, &c.line, &c.alive)
+	if delivery != "" {
+		c.args = append(c.args, &c.handled)
+	}
 	c.args = append(c.args, script.keys...)
 	c.args = append(c.args, &c.token, &c.lease)
 	for i := range more {

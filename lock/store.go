@@ -3,6 +3,8 @@ package lock
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"strings"
 	"time"
 )
@@ -13,9 +15,9 @@ import (
 // business.
 //
 // All methods are safe for concurrent use and return at the latest when the deadline of ctx
-// passes. Their
-// errors are a [*HeldError], a [*LostError] or an [*UnavailableError]. The conformance
-// suite in package locktest says in detail what a Store must do.
+// passes. Their errors are a [*HeldError], a [*LostError] or an [*UnavailableError], and for claims
+// whose token says more [ErrDone] and [ErrSuperseded]: see [Token]. The conformance suite in package
+// locktest says in detail what a Store must do.
 type Store interface {
 	// Acquire gives key to the claim if it is free, or if the lease of its holder has passed,
 	// and if nobody stands in line before the claim; a free key with a line goes to the first
@@ -25,6 +27,10 @@ type Store interface {
 	//
 	// A process that has claims in line must ask for one of them every [Heartbeat], or all of
 	// them lose their places.
+	//
+	// It returns [ErrDone] for a claim whose delivery was handled, and [ErrSuperseded] for one whose
+	// place a newer one has taken. A claim that was in line, or to which key was handed over, calls
+	// Release then.
 	Acquire(ctx context.Context, key string, claim Claim) (Grant, error)
 
 	// Renew moves the end of the lock that the claim holds to a lease from now; it never
@@ -34,11 +40,12 @@ type Store interface {
 
 	// Release frees key, or hands it over to the first in line, if it is still, unexpired, the
 	// lock that the claim holds. Otherwise it returns a *LostError, and whoever holds key by now
-	// keeps it. A claim in line leaves it in either case.
+	// keeps it. A claim in line leaves it in either case, and the claim's Done is noted.
 	Release(ctx context.Context, key string, claim Claim) (Successor, error)
 
-	// Inspect returns nil if Acquire would succeed for a new claim, and its error otherwise.
-	Inspect(ctx context.Context, key string) error
+	// Inspect returns nil if Acquire would succeed for a new claim with this token, and its error
+	// otherwise.
+	Inspect(ctx context.Context, key string, token Token) error
 
 	// ForceRelease frees key whoever holds it. A holder that still runs learns of it by
 	// its next Renew or Release: this breaks the mutual exclusion.
@@ -75,6 +82,10 @@ type Claim struct {
 	// Place is what a *HeldError said about an earlier refusal. A place that the Store has
 	// lost is taken again by that.
 	Place int64
+
+	// Done, in a Release, is for how long the token's delivery counts as handled from now on: to the
+	// millisecond. Zero: it may be tried again.
+	Done time.Duration
 }
 
 // A Process tells those apart that share a Store. Its tokens begin with it.
@@ -83,17 +94,43 @@ type Process string
 // NewProcess returns a random process (50 bits).
 func NewProcess() Process { return Process(rand.Text()[:10]) }
 
-// A Token tells one acquisition from all others. It is never used twice.
+// A Token tells one acquisition from all others. It is never used twice. Others meet it in the
+// Store, as the holder's or in line, so it has what they must know of its claim:
+// process.random[.delivery][!]. See [Token.Handling] and [Token.Superseding].
 type Token string
 
 // NewToken returns a random token (130 bits) of the process.
 func (p Process) NewToken() Token { return Token(string(p) + "." + rand.Text()) }
+
+// Handling returns the token for a claim that handles the delivery called id, any string. It is
+// refused with [ErrDone] while a Done of another claim of the same key and delivery lasts, and with
+// [SameDelivery] while another one holds the key.
+func (t Token) Handling(id string) Token {
+	sum := sha256.Sum256([]byte(id))
+	return t + Token("."+hex.EncodeToString(sum[:len(sum)/2]))
+}
+
+// Superseding returns the token for a claim that takes the place of all others of its kind that
+// wait: they are refused with [ErrSuperseded] from then on. It does not do that to a delivery that
+// is newer than its own, which is handled just now.
+func (t Token) Superseding() Token { return t + superseding }
+
+const superseding = "!"
 
 // process returns whose token it is.
 func (t Token) process() Process {
 	process, _, _ := strings.Cut(string(t), ".")
 	return Process(process)
 }
+
+// delivery returns what Handling has added; empty: nothing.
+func (t Token) delivery() string {
+	_, random, _ := strings.Cut(string(t), ".")
+	_, delivery, _ := strings.Cut(random, ".")
+	return strings.TrimSuffix(delivery, superseding)
+}
+
+func (t Token) supersedes() bool { return strings.HasSuffix(string(t), superseding) }
 
 // A Grant is a Store's yes.
 type Grant struct {
@@ -120,8 +157,8 @@ type Successor struct {
 
 // A Listener hears from a Store. Its functions must not block.
 type Listener struct {
-	// Handed is called when the key that token waits for was handed over to it: its caller
-	// must ask. Messages may be lost, late or repeated.
+	// Handed is called when the key that token waits for was handed over to it, or its place was
+	// taken by a claim that supersedes it: its caller must ask. Messages may be lost, late or repeated.
 	Handed func(token Token)
 
 	// Listening is called with true when messages arrive from now on, and with false whenever it

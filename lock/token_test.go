@@ -94,7 +94,7 @@ func TestForeignKeys(t *testing.T) {
 			before := server.Client.Dump(t.Context(), key).Val()
 			claim := lock.Claim{Token: newToken(), Lease: 30 * time.Second, Wait: true}
 			_, acquire := store.Acquire(t.Context(), key, claim)
-			for operation, err := range map[string]error{"acquire": acquire, "inspect": store.Inspect(t.Context(), key)} {
+			for operation, err := range map[string]error{"acquire": acquire, "inspect": store.Inspect(t.Context(), key, "")} {
 				held, ok := errors.AsType[*lock.HeldError](err)
 				if !ok || held.Why != c.why || held.For > c.lasts+time.Millisecond || held.For < c.lasts-time.Minute/2 {
 					t.Errorf("%s: %+v, want held (%s) for %v", operation, err, c.why, c.lasts)

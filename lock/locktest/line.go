@@ -94,7 +94,7 @@ func (s *suite) keepsOthersBehindLine() {
 	second := s.wait(claim())
 	s.handOver(holder, first)
 	s.held(s.key, newToken(), lock.Held, long+2*time.Second)
-	if err := s.Inspect(s.Context(), s.key); !errors.Is(err, lock.ErrHeld) {
+	if err := s.Inspect(s.Context(), s.key, ""); !errors.Is(err, lock.ErrHeld) {
 		s.Errorf("inspect: %v, want held", err)
 	}
 	s.confirm(first)
@@ -102,7 +102,7 @@ func (s *suite) keepsOthersBehindLine() {
 		s.Fatal(err)
 	}
 	// A gap: nobody holds it, somebody waits.
-	if err := s.Inspect(s.Context(), s.key); !errors.Is(err, lock.ErrHeld) {
+	if err := s.Inspect(s.Context(), s.key, ""); !errors.Is(err, lock.ErrHeld) {
 		s.Errorf("inspect: %v, want held as long as somebody waits", err)
 	}
 	if _, err := s.Acquire(s.Context(), s.key, lock.Claim{Token: newToken(), Lease: long}); !errors.Is(err, lock.ErrHeld) {
@@ -157,7 +157,7 @@ func (s *suite) linesUpOnly() {
 	only := claim()
 	only.LineUp = true
 	s.wait(only)
-	if err := s.Inspect(s.Context(), s.key); !errors.Is(err, lock.ErrHeld) {
+	if err := s.Inspect(s.Context(), s.key, ""); !errors.Is(err, lock.ErrHeld) {
 		s.Errorf("inspect: %v, want held", err)
 	}
 	_, err := s.Acquire(s.Context(), s.key, only)
@@ -229,16 +229,23 @@ func (s *suite) forgetsDead(last lock.Claim) bool {
 	return false
 }
 
-func (s *suite) tellsOfHandOver() {
+// listener returns a process that listens, and what it is told.
+func (s *suite) listener() (lock.Process, <-chan lock.Token) {
+	s.Helper()
 	process := lock.NewProcess()
-	listening, handed := make(chan bool, 10), make(chan lock.Token, 10)
+	listening, told := make(chan bool, 10), make(chan lock.Token, 10)
 	s.Listen(process, lock.Listener{
-		Handed:    func(token lock.Token) { handed <- token },
+		Handed:    func(token lock.Token) { told <- token },
 		Listening: func(on bool, err error) { listening <- on },
 	})
 	if on := <-listening; !on {
 		s.Fatal("the Store does not tell of hand-overs")
 	}
+	return process, told
+}
+
+func (s *suite) tellsOfHandOver() {
+	process, handed := s.listener()
 	holder := claim()
 	s.acquire(s.key, holder.Token, long)
 	c := claim()

@@ -25,6 +25,8 @@ type Ability string
 const (
 	Fences         Ability = "a fencing token that grows with every lock taken"
 	Line           Ability = "one line for all processes, first come, first served"
+	Deliveries     Ability = "a delivery that was handled is known (`dedupe`)"
+	Newest         Ability = "the newest takes the place of the one that waits (`supersede`)"
 	OutlivesServer Ability = "a lock outlives the loss of one server" // needs a World's LoseServer
 
 	// Of Stores whose keys others can delete, each has one of these. They need a World's LoseKey.
@@ -33,7 +35,7 @@ const (
 )
 
 // Abilities has all of them.
-var Abilities = []Ability{Fences, Line, OutlivesServer, OutlivesKey, EndsWithKey}
+var Abilities = []Ability{Fences, Line, Deliveries, Newest, OutlivesServer, OutlivesKey, EndsWithKey}
 
 // A World is where locks are.
 type World struct {
@@ -87,6 +89,19 @@ func TestStore(t *testing.T, abilities []Ability, world World) {
 			"a process that does not ask is passed by": (*suite).passesByDeaf,
 			"hand-over is told":                        (*suite).tellsOfHandOver,
 			"late owner hands nothing over":            (*suite).lateOwnerHandsNothingOver,
+		},
+		Deliveries: {
+			"delivery is handled once":                (*suite).handlesOnce,
+			"delivery that failed may be tried again": (*suite).triesFailedAgain,
+			"delivery under way is told from others":  (*suite).tellsSameDelivery,
+			"delivery in line hears what came of it":  (*suite).decidesInLine,
+			"delivery is noted without the lock":      (*suite).notesDoneWithoutLock,
+		},
+		Newest: {
+			"newest wins":                          (*suite).newestWins,
+			"newest keeps its place":               (*suite).newestKeepsPlace,
+			"delivery sent again displaces nobody": (*suite).redeliveryDisplacesNobody,
+			"lost place is told":                   (*suite).tellsSuperseded,
 		},
 		OutlivesServer: {
 			"lost server is not missed": (*suite).outlivesServer,
@@ -300,17 +315,17 @@ func (s *suite) fenceGrows() {
 }
 
 func (s *suite) inspects() {
-	if err := s.Inspect(s.Context(), s.key); err != nil {
+	if err := s.Inspect(s.Context(), s.key, ""); err != nil {
 		s.Errorf("inspect of a free lock: %v", err)
 	}
 	token := newToken()
 	s.acquire(s.key, token, long)
-	held, ok := errors.AsType[*lock.HeldError](s.Inspect(s.Context(), s.key))
+	held, ok := errors.AsType[*lock.HeldError](s.Inspect(s.Context(), s.key, ""))
 	if !ok || held.For < long-time.Second || held.For > long+2*time.Second {
 		s.Errorf("inspect of a lock held for %v: %+v", long, held)
 	}
 	s.release(s.key, token)
-	if err := s.Inspect(s.Context(), s.key); err != nil {
+	if err := s.Inspect(s.Context(), s.key, ""); err != nil {
 		s.Errorf("inspect of a released lock: %v", err)
 	}
 }
@@ -386,7 +401,7 @@ func (s *suite) awaitExpiry(key string) {
 	s.Helper()
 	giveUp := time.Now().Add(time.Minute)
 	for {
-		err := s.Inspect(s.Context(), key)
+		err := s.Inspect(s.Context(), key, "")
 		held, ok := errors.AsType[*lock.HeldError](err)
 		if !ok {
 			if err != nil {

@@ -6,16 +6,40 @@
 -- fence, for a lock that lasts for the whole lease from now on at least; or
 -- {1, time left, fence}; or
 -- {0, time left of the one in the way, why, place, 1 if the place is new, length of the line,
---  token that this question handed the lock to, if it did}
+--  tokens that are to hear of this question, by spaces: the one to which it handed the
+--  lock, and those whose place it took}
 
 local mode, place = ARGV[3], tonumber(ARGV[4] or 0)
 local mine = token .. ' ' .. ARGV[2]
-local stands, added = false, 0
+local stands, added, told = false, 0, {}
+
+-- Newest wins: of those who say so, one waits.
+local function supersedes(name) return string.find(name, '!', 1, true) end
+local newest
+
+local function rivals()
+  local others = {}
+  for _, entry in ipairs(redis.call('ZRANGE', line, 0, -1)) do
+    if supersedes(entry) and entry ~= mine then
+      others[#others + 1] = entry
+    end
+  end
+  return others
+end
 
 local function line_up()
   if stands then return end
   stands = true
   local wanted = place ~= 0 and place or now_us
+  if newest then
+    wanted = math.max(wanted, place ~= 0 and newest or newest + 1)
+    redis.call('HSET', holder, 'n', wanted)
+    for _, rival in ipairs(wanted > newest and rivals() or {}) do
+      redis.call('ZREM', line, rival)
+      told[#told + 1] = string.match(rival, '^%S+')
+      tell(process_of(rival), told[#told])
+    end
+  end
   added = redis.call('ZADD', line, 'NX', wanted, mine)
   -- It may have a place that it was never told of: the reply got lost.
   place = added == 1 and wanted or tonumber(redis.call('ZSCORE', line, mine))
@@ -44,7 +68,19 @@ if t == token and not broken() then
 end
 
 local free_at, why = blocker()
-local successor, _
+local owner, _ = t
+if mode and supersedes(token) then
+  newest = tonumber(redis.call('HGET', holder, 'n') or 0)
+  if place == 0 then
+    -- It may have a place that it was never told of.
+    place = tonumber(redis.call('ZSCORE', line, mine) or 0)
+  end
+  if place ~= 0 and place < newest
+      or place == 0 and explain(why, owner) == 'same-delivery' and #rivals() > 0 then
+    -- What is sent again while it is handled is older than what waits.
+    return {0, 0, 'superseded'}
+  end
+end
 if not why and mode ~= '2' then
   if t and unconfirmed then
     -- Handed over and never confirmed: that process is dead, or deaf.
@@ -69,8 +105,9 @@ if not why and mode ~= '2' then
     return fence
   end
   -- Nobody takes it before the first, who may not know yet that it is free.
-  free_at, _, successor = hand_over(first)
+  free_at, _, owner = hand_over(first)
   free_at, why = free_at + grain, 'held'
+  told[#told + 1] = owner
 end
 if mode then
   line_up()
@@ -79,4 +116,4 @@ local length = 0
 if line_until >= now_us then
   length = redis.call('ZCARD', line)
 end
-return {0, left(free_at or 0), why or 'free', place, added, length, successor}
+return {0, left(free_at or 0), explain(why or 'free', owner), place, added, length, table.concat(told, ' ')}

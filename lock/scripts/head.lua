@@ -7,10 +7,14 @@
 --                  and as long as somebody waits, or did when last looked at:
 --                  l the microsecond until which somebody in line may live,
 --                  c the process that was handed the lock and has not confirmed
---                  it yet, p the token that handed it over
+--                  it yet, p the token that handed it over;
+--                  n the place of the newest claim that superseded others
 -- KEYS[3]  line    sorted set of those who wait: "token lease" by place
 -- KEYS[4]  alive   hash: process -> the microsecond until which it counts as alive
--- ARGV[1]  token   of the caller: "process.random", fresh for every acquisition
+-- KEYS[5]  done    only for a token that names a delivery: exists while that counts
+--                  as handled
+-- ARGV[1]  token   of the caller: "process.random", fresh for every acquisition, then
+--                  ".delivery" if it handles one, and "!" if it supersedes others
 -- ARGV[2]  lease   seconds
 --
 -- In a script a moment is a Unix second, and a key's end that of the lock that it

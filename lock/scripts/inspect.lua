@@ -13,6 +13,6 @@ if not why and length > 0 then
   free_at, why = line_until / 1000000, 'held'
 end
 if why then
-  return {0, left(free_at), why, 0, 0, length}
+  return {0, left(free_at), explain(why, t), 0, 0, length}
 end
 return 1

@@ -1,6 +1,6 @@
 -- The common case of ACQUIRE, ahead of everything that it does not need:
 -- nobody waits, nobody lives, and SETNX finds the key free.
-if not record[4] and ARGV[3] ~= '2' and not ARGV[4] then
+if not record[4] and ARGV[3] ~= '2' and not ARGV[4] and not KEYS[5] then
   local time = redis.call('TIME')
   local now = tonumber(time[1])
   if not t or tonumber(e or 0) < now then

@@ -1,6 +1,6 @@
 -- The common case of ACQUIRE, ahead of everything that it does not need: nobody
 -- waits, the last holder has released, and SET NX finds the key free.
-if not t and not record[4] and ARGV[3] ~= '2' and not ARGV[4] then
+if not t and not record[4] and ARGV[3] ~= '2' and not ARGV[4] and not KEYS[5] then
   local time = redis.call('TIME')
   local free = redis.call('SET', main, token, 'NX', 'PX', ARGV[2] .. '000')
   if free then
