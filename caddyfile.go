@@ -47,6 +47,11 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	if d.CountRemainingArgs() > 0 {
 		return nil, d.Errf("the global option %s takes no name: names belong to the directive", directive)
 	}
+	// Caddy expands {header.*} and other shorthands in sites only.
+	segment := d.NextSegment()
+	httpcaddyfile.NewShorthandReplacer().ApplyToSegment(&segment)
+	d = caddyfile.NewDispenser(segment)
+	d.Next()
 	var h Handler
 	if err := h.parseBlock(d, map[string]bool{}); err != nil {
 		return nil, err
@@ -92,6 +97,8 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 //			pool_size                <n>
 //		}
 //		memory
+//		dedupe         <id> [<window>]
+//		supersede      [<status>]
 //	}
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
@@ -114,6 +121,12 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}
 	if err := h.checkProtocol(); err != nil {
 		return d.Errf("protocol: %v", err)
+	}
+	if err := h.checkDedupe(); err != nil {
+		return d.Errf("dedupe: %v", err)
+	}
+	if err := h.checkSupersede(); err != nil {
+		return d.Errf("supersede: %v", err)
 	}
 	return nil
 }
@@ -172,6 +185,8 @@ var parsers = map[string]parser[Handler]{
 	"protocol":       one(text, checkOneOf(getsetProtocol, tokenProtocol), func(h *Handler, v string) { h.Protocol = v }),
 	"redis":          parseRedis,
 	"memory":         none(func(h *Handler) { h.Redis, h.Protocol, h.Memory = nil, "", true }),
+	"dedupe":         parseDedupe,
+	"supersede":      parseSupersede,
 }
 
 // redisParsers are for the block of the option redis.
@@ -208,6 +223,41 @@ func parseRedis(h *Handler, d *caddyfile.Dispenser) error {
 		return err
 	}
 	return r.check()
+}
+
+// parseDedupe reads `dedupe <id> [<window>]`.
+func parseDedupe(h *Handler, d *caddyfile.Dispenser) error {
+	args := d.RemainingArgs()
+	if len(args) < 1 || len(args) > 2 {
+		return fmt.Errorf("takes an id and, if need be, a window, got %d values", len(args))
+	}
+	h.Dedupe = &Dedupe{ID: args[0], Window: caddy.Duration(defaultWindow)}
+	if len(args) == 2 {
+		window, err := duration(args[1])
+		if err != nil {
+			return err
+		}
+		h.Dedupe.Window = caddy.Duration(window)
+	}
+	return h.Dedupe.check()
+}
+
+// parseSupersede reads `supersede [<status>]`.
+func parseSupersede(h *Handler, d *caddyfile.Dispenser) error {
+	args := d.RemainingArgs()
+	h.Supersede = defaultDisplaced
+	switch {
+	case len(args) > 1:
+		return fmt.Errorf("takes one status at most, got %d values", len(args))
+	case len(args) == 0:
+		return nil
+	}
+	status, err := number(args[0])
+	if err != nil {
+		return err
+	}
+	h.Supersede = status
+	return checkDisplaced(status)
 }
 
 func none[T any](set func(*T)) parser[T] {

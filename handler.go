@@ -20,6 +20,7 @@ const statusClientClosed = 499
 
 var (
 	errNoName      = errors.New("the request has no lock name: none of the configured names resolves")
+	errEmpty       = errors.New("a placeholder is empty")
 	errUnavailable = errors.New("redis is unavailable, so the lock cannot be taken")
 )
 
@@ -57,6 +58,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return nameErr
 	}
 	report.name(name)
+	acquire, err := h.acquireOptions(repl)
+	if err != nil {
+		report.outcome(outcomeError)
+		return err
+	}
 	if err := h.bufferBody(r); err != nil {
 		report.outcome(outcomeError)
 		return err
@@ -65,7 +71,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	client := clientContext(r)
 	waiting, stop := h.waitingContext(r, client)
 	arrived := time.Now()
-	held, err := locker.Acquire(waiting, name, h.acquire...)
+	held, err := locker.Acquire(waiting, name, acquire...)
 	stop()
 	report.waited(time.Since(arrived))
 	if err != nil {
@@ -116,30 +122,64 @@ func isWebSocketHandshake(r *http.Request) bool {
 // name is computed once, here: handlers behind this one may rewrite what it is made of.
 func (h *Handler) resolveName(repl *caddy.Replacer) (string, error) {
 	for _, template := range h.Name {
-		name, err := repl.ReplaceFunc(template, func(_ string, value any) (any, error) {
-			// A body placeholder answers with an error as its value when the body is too
-			// large; its text must not become the name.
-			if tooLarge, ok := value.(caddyhttp.RequestBodyLimitError); ok {
-				return nil, caddyhttp.Error(tooLarge.StatusCode(), tooLarge)
-			}
-			// An empty part would put requests that have nothing in common under one lock.
-			if caddy.ToString(value) == "" {
-				return nil, errNoName
-			}
-			return value, nil
-		})
-		if !errors.Is(err, errNoName) {
+		if name, err := expand(repl, template); !errors.Is(err, errEmpty) {
 			return name, err
 		}
 	}
 	return "", caddyhttp.Error(http.StatusBadRequest, errNoName)
 }
 
-// refuse turns the reason why a lock was not taken into an error for Caddy's error routes.
+// expand returns errEmpty if the template does not resolve, and otherwise errors for the client.
+func expand(repl *caddy.Replacer, template string) (string, error) {
+	return repl.ReplaceFunc(template, func(_ string, value any) (any, error) {
+		// A body placeholder answers with an error as its value when the body is too
+		// large; its text must not become the name.
+		if tooLarge, ok := value.(caddyhttp.RequestBodyLimitError); ok {
+			return nil, caddyhttp.Error(tooLarge.StatusCode(), tooLarge)
+		}
+		// An empty part would put requests that have nothing in common under one lock.
+		if caddy.ToString(value) == "" {
+			return nil, errEmpty
+		}
+		return value, nil
+	})
+}
+
+// acquireOptions says how the lock is taken: for which delivery, if the request is one.
+func (h *Handler) acquireOptions(repl *caddy.Replacer) ([]lock.AcquireOption, error) {
+	if h.Dedupe == nil {
+		return h.acquire, nil
+	}
+	delivery, err := expand(repl, h.Dedupe.ID)
+	switch {
+	case err == nil:
+		return append(slices.Clip(h.acquire), lock.Dedupe(delivery)), nil
+	case errors.Is(err, errEmpty):
+		return h.acquire, nil
+	}
+	return nil, err
+}
+
+// refuse answers a request that does not get the lock: most are errors for Caddy's error routes.
 func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err error) error {
 	var why lock.Reason
 	var line int
+	if h.Supersede != 0 && !errors.Is(err, lock.ErrSuperseded) && !errors.Is(err, lock.ErrDone) && !errors.Is(err, lock.ErrLineFull) {
+		h.logger.Error("the newest request was not served, nor were those that it displaced",
+			zap.String("name", name), zap.Error(err))
+	}
 	switch {
+	case errors.Is(err, lock.ErrDone):
+		report.outcome(outcomeDuplicate)
+		w.WriteHeader(http.StatusOK)
+		return nil
+	case errors.Is(err, lock.ErrSuperseded):
+		report.outcome(outcomeSuperseded)
+		if h.Supersede >= 400 {
+			return caddyhttp.Error(h.Supersede, err)
+		}
+		w.WriteHeader(h.Supersede)
+		return nil
 	case errors.Is(err, lock.ErrUnavailable):
 		// The log has it already, once for the whole outage.
 		if away, ok := errors.AsType[*lock.UnavailableError](err); ok && away.ThisKey {
@@ -159,7 +199,7 @@ func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err 
 		report.outcome(outcomeTimeout)
 	case errors.Is(err, lock.ErrLineFull):
 		full, _ := errors.AsType[*lock.LineFullError](err)
-		line = full.Line
+		why, line = full.Why, full.Line
 		report.outcome(outcomeFull)
 	default: // the client is gone
 		report.outcome(outcomeError)
@@ -171,7 +211,11 @@ func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err 
 				zap.String("name", name), zap.Error(err))
 		})
 	}
-	return report.retryLater(w, h.Status, h.holdTime.after(line), err)
+	status := h.Status
+	if why == lock.SameDelivery {
+		status = http.StatusConflict
+	}
+	return report.retryLater(w, status, h.holdTime.after(line), err)
 }
 
 // serve runs the next handler with the lock held. The release comes in a defer, as handlers
@@ -180,6 +224,9 @@ func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err 
 func (h *Handler) serve(next caddyhttp.Handler, report report, x *holding) (err error) {
 	returned := false
 	defer func() {
+		if returned && err == nil && h.Dedupe != nil {
+			x.noteHandled()
+		}
 		cut := x.join()
 		h.holdTime.add(time.Since(x.since))
 		released := x.held.Release(context.Background())

@@ -98,6 +98,14 @@ func (x *holding) watch(ctx context.Context, f func()) {
 	}))
 }
 
+// noteHandled has the delivery count as handled if the handlers, which have returned, answered that
+// all went well. One that wrote nothing did so, unless it was told to stop.
+func (x *holding) noteHandled() {
+	if status := x.response.answered(); status/100 == 2 || status == 0 && x.ctx.Err() == nil {
+		x.held.Done(time.Duration(x.h.Dedupe.Window))
+	}
+}
+
 // join ends the watching, and returns when nothing of it is under way any more. It returns why
 // the handlers were cut off; nil if they were not.
 func (x *holding) join() error {

@@ -37,6 +37,9 @@ const (
 
 	defaultMaxHold = 10 * time.Minute
 	defaultBuffer  = 1 << 20
+
+	defaultWindow    = 24 * time.Hour
+	defaultDisplaced = http.StatusAccepted
 )
 
 // Handler takes a lock before a mutating request reaches the next handler, and releases it
@@ -45,7 +48,7 @@ const (
 //
 // Errors are left to Caddy's error routes:
 //
-//   - contention: `status` (423), with Retry-After;
+//   - contention: `status` (423), with Retry-After; 409, too, if it is with the same delivery;
 //   - no name resolves: 400;
 //   - a request body beyond `request_body max_size`: 413;
 //   - Redis cannot be asked: 503, with Retry-After;
@@ -60,10 +63,10 @@ const (
 // `{http.redis_lock.name}` | The lock's name, as it resolved
 // `{http.redis_lock.fence}` | The fencing token: grows with every lock taken for the name
 // `{http.redis_lock.waited}` | Seconds that the request waited for the lock, such as 0.125
-// `{http.redis_lock.outcome}` | `acquired`, `held`, `timeout` (wait ran out), `full`, `no_name`, `error` (Redis, or the client is gone), `lost`, `max_hold`, `passed` (went on without a lock)
+// `{http.redis_lock.outcome}` | `acquired`, `held`, `timeout` (wait ran out), `full`, `no_name`, `error` (Redis, or the client is gone), `lost`, `max_hold`, `passed` (went on without a lock), `duplicate` (the delivery was handled before), `superseded`
 // `{http.redis_lock.retry_after}` | Whole seconds of the Retry-After header, if the request was refused
-// `{http.redis_lock.json.<path>}` | A value of the buffered JSON body: keys with dots between, `\.` for a dot in a key, numbers for the places of an array. Only if a name asks for it
-// `{http.redis_lock.form.<field>}` | A field of the buffered urlencoded form. Only if a name asks for it
+// `{http.redis_lock.json.<path>}` | A value of the buffered JSON body: keys with dots between, `\.` for a dot in a key, numbers for the places of an array. Only if a name, or the id of a delivery, asks for it
+// `{http.redis_lock.form.<field>}` | A field of the buffered urlencoded form. Likewise
 //
 // The access log gets `redis_lock_name`, `redis_lock_outcome` and `redis_lock_waited`.
 type Handler struct {
@@ -140,6 +143,15 @@ type Handler struct {
 	// reloads.
 	Memory bool `json:"memory,omitempty"`
 
+	// Deliveries that were handled well are not handled again, though their senders repeat them.
+	Dedupe *Dedupe `json:"dedupe,omitempty"`
+
+	// Newest wins, as for deploys: at most one request waits for a name. A newer one takes its place,
+	// and the one that is displaced is answered with this status, from 200 to 599, at once; those
+	// from 400 on go to Caddy's error routes. Who has the lock is never displaced. Needs `wait` and a
+	// buffer, and means `on_disconnect stay`. Not with a quorum. Default: 0, all who wait are served.
+	Supersede int `json:"supersede,omitempty"`
+
 	logger      *zap.Logger
 	backend     backend
 	acquire     []lock.AcquireOption
@@ -148,6 +160,19 @@ type Handler struct {
 	foreignSeen *rate.Sometimes
 	refusedSeen *rate.Sometimes
 	holdTime    *holdTime
+}
+
+// Dedupe says which requests are the same delivery, sent again. One that was handled well (the whole
+// answer of the next handler was 2xx) is answered with 200 from then on, and does not reach the next
+// handler. One that failed, or was cut off, may be tried again. While it is handled, the same delivery
+// waits in line, or is answered with 409. Redis needs a name's deliveries in one place: not with a quorum.
+type Dedupe struct {
+	// What tells deliveries to the same lock apart, with placeholders: the sender's header or
+	// field for that. A request for which it does not resolve is no delivery.
+	ID string `json:"id,omitempty"`
+
+	// For how long a delivery counts as handled. Default: 24h.
+	Window caddy.Duration `json:"window,omitempty"`
 }
 
 // CaddyModule returns the Caddy module information.
@@ -163,7 +188,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.setDefaults()
-	h.fields, _ = newFields(h.Name) // Validate has the error
+	h.fields, _ = newFields(h.templates()) // Validate has the error
 	h.fence = fenceHeader(http.CanonicalHeaderKey(h.FenceHeader))
 	h.foreignSeen = &rate.Sometimes{Interval: time.Minute}
 	h.refusedSeen = &rate.Sometimes{Interval: time.Minute}
@@ -173,6 +198,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		lock.Lease(time.Duration(h.Lease)),
 		lock.Wait(time.Duration(h.Wait)),
 		lock.Queue(*h.Queue),
+	}
+	if h.Supersede != 0 {
+		h.acquire = append(h.acquire, lock.Supersede())
 	}
 	if h.OnRedisError == pass {
 		h.acquire = append(h.acquire, lock.OrLocal())
@@ -208,6 +236,9 @@ func (h *Handler) setDefaults() {
 	if h.Buffer == nil {
 		h.Buffer = new(int64(defaultBuffer))
 	}
+	if h.OnDisconnect == "" && h.Supersede != 0 {
+		h.OnDisconnect = stayRun // who hangs up must not take the newest with it
+	}
 	if h.OnDisconnect == "" {
 		h.OnDisconnect = finishRun
 	}
@@ -228,6 +259,9 @@ func (h *Handler) setDefaults() {
 	}
 	if h.Protocol == "" && !h.Memory {
 		h.Protocol = getsetProtocol
+	}
+	if h.Dedupe != nil && h.Dedupe.Window == 0 {
+		h.Dedupe.Window = caddy.Duration(defaultWindow)
 	}
 	if h.Redis == nil && !h.Memory {
 		h.Redis = &Redis{Address: []string{defaultAddress}}
@@ -254,6 +288,8 @@ func (h *Handler) Validate() error {
 		{"status", checkStatus(h.Status)},
 		{"prefix", lock.CheckPrefix(h.Prefix)},
 		{"on_redis_error", checkOneOf(reject, pass)(h.OnRedisError)},
+		{"dedupe", h.checkDedupe()},
+		{"supersede", h.checkSupersede()},
 		{"protocol", h.checkProtocol()},
 		{"redis", h.checkRedis()},
 		{"memory", h.checkMemory()},
@@ -280,6 +316,14 @@ func checkNames(names []string) error {
 	}
 	_, err := newFields(names)
 	return err
+}
+
+// templates are all that is resolved for a request.
+func (h *Handler) templates() []string {
+	if h.Dedupe == nil {
+		return h.Name
+	}
+	return append(slices.Clone(h.Name), h.Dedupe.ID)
 }
 
 func checkOneOf(values ...string) func(string) error {
@@ -345,6 +389,52 @@ func (h *Handler) checkFenceHeader() error {
 		return fmt.Errorf("a %s has no fencing tokens; leave it out, or use one server, a %s or a %s", quorumMode, sentinelMode, clusterMode)
 	}
 	return checkFenceHeader(h.FenceHeader)
+}
+
+func (h *Handler) checkDedupe() error {
+	switch {
+	case h.Dedupe == nil:
+		return nil
+	case h.isQuorum():
+		return fmt.Errorf("a %s does not tell deliveries apart; leave it out, or use one server, a %s or a %s", quorumMode, sentinelMode, clusterMode)
+	}
+	return h.Dedupe.check()
+}
+
+func (d *Dedupe) check() error {
+	if d.ID == "" {
+		return errors.New("has no id; give it what the sender calls a delivery, such as {header.X-GitHub-Delivery}")
+	}
+	if _, err := newFields([]string{d.ID}); err != nil {
+		return err
+	}
+	return checkPositive(time.Duration(d.Window))
+}
+
+func checkDisplaced(status int) error {
+	if status < 200 || status > 599 {
+		return fmt.Errorf("%d is not a status from 200 to 599", status)
+	}
+	return nil
+}
+
+// checkSupersede works before and after the defaults are set.
+func (h *Handler) checkSupersede() error {
+	switch {
+	case h.Supersede == 0:
+		return nil
+	case h.isQuorum():
+		return fmt.Errorf("a %s has no line; leave it out, or use one server, a %s or a %s", quorumMode, sentinelMode, clusterMode)
+	case h.Wait <= 0:
+		return errors.New("nobody waits, so that nobody could be displaced; set wait")
+	case h.Queue != nil && *h.Queue == 0:
+		return errors.New("nobody waits with queue 0; leave that out")
+	case h.Buffer != nil && *h.Buffer == 0:
+		return errors.New("a request whose body is not buffered cannot stay in line when its sender hangs up; leave buffer 0 out")
+	case h.OnDisconnect != "" && h.OnDisconnect != stayRun:
+		return fmt.Errorf("on_disconnect %s would lose the newest request when its sender hangs up; leave it out, or write on_disconnect %s", h.OnDisconnect, stayRun)
+	}
+	return checkDisplaced(h.Supersede)
 }
 
 func (h *Handler) isQuorum() bool { return h.Redis != nil && h.Redis.Mode == quorumMode }

@@ -25,6 +25,9 @@ const (
 	outcomeLost     = "lost"
 	outcomeMaxHold  = "max_hold"
 	outcomePassed   = "passed"
+
+	outcomeDuplicate  = "duplicate"
+	outcomeSuperseded = "superseded"
 )
 
 // report tells what became of a request: to placeholders and to the access log.

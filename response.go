@@ -279,6 +279,21 @@ func (w *response) complete() bool {
 	return w.hasHeader && !w.lacks && (w.length < 0 || w.written == w.length || w.headerKept != nil)
 }
 
+// answered returns the status of an answer whose handlers, which have returned, wrote all of it; 0 if they
+// wrote none, and -1 if a part is missing.
+func (w *response) answered() int {
+	complete := w.complete()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case complete:
+		return w.status
+	case !w.hasHeader && !w.lacks:
+		return 0
+	}
+	return -1
+}
+
 // out is true if the client has seen a part of the answer.
 func (w *response) out() bool {
 	w.mu.Lock()

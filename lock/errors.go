@@ -114,13 +114,16 @@ type LineFullError struct {
 	Line int
 }
 
-func (e *LineFullError) Error() string { return ErrLineFull.Error() }
+func (e *LineFullError) Error() string { return explain(ErrLineFull, e.Why) }
 
 // Unwrap makes errors.Is(err, ErrLineFull) true.
 func (e *LineFullError) Unwrap() error { return ErrLineFull }
 
 // explain says what a person can do where waiting does not help.
 func explain(err error, why Reason) string {
+	if why == SameDelivery {
+		return err.Error() + ": the same delivery is being handled"
+	}
 	if why == ForeignValue {
 		return err.Error() + ": its key contains something that is not a lock; delete the key if no other program needs it"
 	}
