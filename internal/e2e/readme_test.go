@@ -28,7 +28,7 @@ func document(t *testing.T, name string) string {
 // blocks returns the documentation's code blocks in one language.
 func blocks(t *testing.T, language string) (found []string) {
 	t.Helper()
-	for _, name := range []string{"README.md", "docs/redis.md", "docs/recipes.md"} {
+	for _, name := range []string{"README.md", "docs/redis.md", "docs/senders.md", "docs/recipes.md"} {
 		for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(document(t, name), -1) {
 			found = append(found, m[1])
 		}
@@ -67,13 +67,14 @@ func inPlace(t *testing.T, example string, addresses ...string) string {
 func TestReadmeCaddyfilesAreValid(t *testing.T) {
 	t.Parallel()
 	examples := blocks(t, "caddyfile")
-	if len(examples) < 10 {
+	if len(examples) < 15 {
 		t.Fatalf("%d Caddyfiles", len(examples))
 	}
 	certs := redistest.NewCertificates(t)
 	for _, example := range examples {
 		c := newCaddy(t)
 		c.env = []string{"REDIS_PASSWORD=secret"}
+		installSenders(t, c)
 		example = strings.ReplaceAll(example, "/etc/caddy/redis-ca.pem", certs.CA)
 		code, output := exitCode(t, c.command("validate", "--adapter", "caddyfile", "--config", c.write(t, example)))
 		if code != 0 || strings.Contains(output, "not formatted") {

@@ -224,3 +224,27 @@ func TestRecipeLegacy(t *testing.T) {
 		t.Errorf("%d writes at the same time", most)
 	}
 }
+
+// Of ten pushes in a row the first and the last are deployed, and the others are answered at once.
+func TestRecipeDeploy(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startRecipe(t, "deploy.example.com", server, "localhost:9000", up.addr())
+	shop := c.url + "/deploy/shop"
+	first := up.occupy(t, shop, "X-Id", "1")
+	waiting := inFlight(t, shop, "X-Id", "2")
+	await(t, "the second to wait", func() bool { return inLine(t, server, "/deploy/shop") == 1 })
+	for i := 3; i <= 10; i++ {
+		newer := inFlight(t, shop, "X-Id", strconv.Itoa(i))
+		wantStatus(t, <-waiting, 202)
+		waiting = newer
+	}
+	await(t, "the last to wait", func() bool { return inLine(t, server, "/deploy/shop") == 1 })
+	up.letGo()
+	wantStatus(t, <-first, 200)
+	wantStatus(t, <-waiting, 200)
+	if got := up.order(); !slices.Equal(got, []string{"1", "10"}) {
+		t.Errorf("deployed %v", got)
+	}
+}
