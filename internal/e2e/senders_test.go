@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"io"
 	"maps"
 	"net/http"
@@ -19,6 +20,8 @@ import (
 // A sender is one that examples/senders has a snippet for.
 type sender struct {
 	signature string     // the field with it
+	refused   int        // the status of a refusal
+	stays     bool       // it never sends again, so who waits is served though it hung up
 	locks     []delivery // what it sends
 	entity    string     // what the lock of the first delivery is about, as the delivery has it
 	id        string     // what is the first delivery's own
@@ -80,6 +83,8 @@ func senders(t *testing.T) map[string]sender {
 	return map[string]sender{
 		"github": {
 			signature: "X-Hub-Signature-256",
+			refused:   423,
+			stays:     true,
 			locks: []delivery{
 				gitHubPush,
 				sent(t, "github:acme/shop", "github_pull_request.json", gitHub...),
@@ -94,6 +99,8 @@ func senders(t *testing.T) map[string]sender {
 		},
 		"gitlab": {
 			signature: "X-Gitlab-Token",
+			refused:   503,
+			stays:     true,
 			locks: []delivery{
 				gitLabPush,
 				sent(t, "gitlab:4200", "gitlab_pipeline.json"),
@@ -105,6 +112,8 @@ func senders(t *testing.T) map[string]sender {
 		},
 		"bitbucket": {
 			signature: "X-Hub-Signature",
+			refused:   503,
+			stays:     true,
 			locks: []delivery{
 				bitbucketPush,
 				sent(t, "bitbucket:acme/shop", "bitbucket_pullrequest.json"),
@@ -116,6 +125,7 @@ func senders(t *testing.T) map[string]sender {
 		},
 		"stripe": {
 			signature: "Stripe-Signature",
+			refused:   423,
 			locks: []delivery{
 				charge,
 				sent(t, "stripe:cus_test_dora", "stripe_customer.json"),
@@ -129,6 +139,7 @@ func senders(t *testing.T) map[string]sender {
 		},
 		"shopify": {
 			signature: "X-Shopify-Hmac-Sha256",
+			refused:   423,
 			locks: []delivery{
 				order,
 				sent(t, order.lock, "shopify_refund.json", "X-Shopify-Shop-Domain", "acme.myshopify.com"),
@@ -140,6 +151,7 @@ func senders(t *testing.T) map[string]sender {
 		},
 		"slack": {
 			signature: "X-Slack-Signature",
+			refused:   423,
 			locks: []delivery{
 				message,
 				sent(t, message.lock, "slack_reaction.json"),
@@ -155,6 +167,8 @@ func senders(t *testing.T) map[string]sender {
 		},
 		"twilio": {
 			signature: "X-Twilio-Signature",
+			refused:   423,
+			stays:     true,
 			locks: []delivery{
 				call,
 				sent(t, "twilio:+4915550001111:+4930555000", "twilio_message.form"),
@@ -166,6 +180,7 @@ func senders(t *testing.T) map[string]sender {
 		},
 		"discord": {
 			signature: "X-Signature-Ed25519",
+			refused:   423,
 			locks: []delivery{
 				entitlement,
 				interaction,
@@ -188,18 +203,20 @@ func installSenders(t *testing.T, c *caddy) {
 	}
 }
 
-// patient gives the snippets of c another wait, for tests that are not about the time it takes.
-func patient(t *testing.T, c *caddy) {
-	t.Helper()
-	for name := range senders(t) {
-		path := filepath.Join(c.dir, "senders", name+".caddy")
-		snippet, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		changed := regexp.MustCompile(`(?m)^\twait .*$`).ReplaceAll(snippet, []byte("\twait 1m"))
-		if err := os.WriteFile(path, changed, 0o600); err != nil {
-			t.Fatal(err)
+// waiting gives the snippets another wait, for tests that are not about the time it takes.
+func waiting(wait string) func(*testing.T, *caddy) {
+	return func(t *testing.T, c *caddy) {
+		t.Helper()
+		for name := range senders(t) {
+			path := filepath.Join(c.dir, "senders", name+".caddy")
+			snippet, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			changed := regexp.MustCompile(`(?m)^\twait .*$`).ReplaceAll(snippet, []byte("\twait "+wait))
+			if err := os.WriteFile(path, changed, 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }
@@ -285,34 +302,98 @@ func TestSendersLargestBodies(t *testing.T) {
 	}
 }
 
-// Deliveries about two things run beside each other, those about one thing never do.
+// send sends the delivery in the background. The channel gets its answer.
+func (d delivery) send(t *testing.T, c *caddy, name string) <-chan answer {
+	t.Helper()
+	answers := make(chan answer, 1)
+	go func() { answers <- d.to(t, c, name) }()
+	return answers
+}
+
+// Deliveries about two things run beside each other, those about one thing never do. The same one,
+// sent again meanwhile, waits and is a duplicate.
 func TestSendersRunOneAtATime(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := startSenders(t, server, up, patient)
+	c := startSenders(t, server, up, waiting("1m"))
 	for name, s := range senders(t) {
 		first := s.locks[0]
+		before, _, _ := up.count()
 		up.holdAll()
-		var answers []<-chan answer
-		send := func(d delivery) {
-			answer := make(chan answer, 1)
-			go func() { answer <- d.to(t, c, name) }()
-			answers = append(answers, answer)
-		}
-		send(first)
+		answers := []<-chan answer{first.send(t, c, name)}
 		await(t, name+": the first to run", func() bool { return up.runs() == 1 })
-		send(first.with(s.entity, s.entity+"0").with(s.id, s.id+"b"))
+		answers = append(answers, first.with(s.entity, s.entity+"0").with(s.id, s.id+"b").send(t, c, name))
 		await(t, name+": another thing's to run beside it", func() bool { return up.runs() == 2 })
-		send(first.with(s.id, s.id+"c"))
+		answers = append(answers, first.with(s.id, s.id+"c").send(t, c, name))
 		await(t, name+": the same thing's to stand in line", func() bool { return inLine(t, server, first.lock) == 1 })
+		again := first.send(t, c, name)
+		await(t, name+": the first, sent again, to stand in line", func() bool { return inLine(t, server, first.lock) == 2 })
 		up.letGo()
-		for _, a := range answers {
+		for _, a := range append(answers, again) {
 			wantStatus(t, <-a, 200)
+		}
+		if after, _, _ := up.count(); after-before != len(answers) {
+			t.Errorf("%s: %d deliveries reached the app, want %d", name, after-before, len(answers))
 		}
 	}
 	if most := up.overlap(); most != 1 {
 		t.Errorf("%d of one lock at the same time", most)
+	}
+}
+
+// What is refused gets the status that its sender makes the best of.
+func TestSendersRefusals(t *testing.T) {
+	t.Parallel()
+	up := startUpstream(t, nil)
+	c := startSenders(t, redistest.Start(t), up, waiting("0"))
+	for name, s := range senders(t) {
+		first := s.locks[0]
+		up.holdAll()
+		served := first.send(t, c, name)
+		await(t, name+": the first to run", func() bool { return up.runs() == 1 })
+		for status, d := range map[int]delivery{s.refused: first.with(s.id, s.id+"b"), 409: first} {
+			a := d.to(t, c, name)
+			wantStatus(t, a, status)
+			wantRetryAfter(t, a)
+		}
+		up.letGo()
+		wantStatus(t, <-served, 200)
+	}
+}
+
+// A delivery whose sender hangs up while it waits is served if the sender would never send it again.
+func TestSendersHangUp(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startSenders(t, server, up, waiting("1m"))
+	for name, s := range senders(t) {
+		first := s.locks[0]
+		before, _, _ := up.count()
+		up.holdAll()
+		served := first.send(t, c, name)
+		await(t, name+": the first to run", func() bool { return up.runs() == 1 })
+		second := first.with(s.id, s.id+"b")
+		ctx, hangUp := context.WithCancel(t.Context())
+		gone := make(chan answer)
+		go func() {
+			gone <- do(ctx, newClient(t), http.MethodPost, c.url+"/"+name, second.body, second.header...)
+		}()
+		await(t, name+": the second to stand in line", func() bool { return inLine(t, server, first.lock) == 1 })
+		hangUp()
+		<-gone
+		want := 2
+		if !s.stays {
+			want = 1
+			await(t, name+": the second to leave the line", func() bool { return inLine(t, server, first.lock) == 0 })
+		}
+		up.letGo()
+		wantStatus(t, <-served, 200)
+		await(t, name+": the line to be served", func() bool { _, ended, _ := up.count(); return ended == before+want })
+		if begun, _, _ := up.count(); begun != before+want {
+			t.Errorf("%s: %d deliveries reached the app, want %d", name, begun-before, want)
+		}
 	}
 }
 
