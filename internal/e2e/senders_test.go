@@ -310,6 +310,15 @@ func (d delivery) send(t *testing.T, c *caddy, name string) <-chan answer {
 	return answers
 }
 
+// begin sends the delivery and waits until it runs in the app, where it stays until letGo.
+func (d delivery) begin(t *testing.T, c *caddy, up *upstream, name string) <-chan answer {
+	t.Helper()
+	up.holdAll()
+	answers := d.send(t, c, name)
+	await(t, name+": the first to run", func() bool { return up.runs() == 1 })
+	return answers
+}
+
 // Deliveries about two things run beside each other, those about one thing never do. The same one,
 // sent again meanwhile, waits and is a duplicate.
 func TestSendersRunOneAtATime(t *testing.T) {
@@ -320,9 +329,7 @@ func TestSendersRunOneAtATime(t *testing.T) {
 	for name, s := range senders(t) {
 		first := s.locks[0]
 		before, _, _ := up.count()
-		up.holdAll()
-		answers := []<-chan answer{first.send(t, c, name)}
-		await(t, name+": the first to run", func() bool { return up.runs() == 1 })
+		answers := []<-chan answer{first.begin(t, c, up, name)}
 		answers = append(answers, first.with(s.entity, s.entity+"0").with(s.id, s.id+"b").send(t, c, name))
 		await(t, name+": another thing's to run beside it", func() bool { return up.runs() == 2 })
 		answers = append(answers, first.with(s.id, s.id+"c").send(t, c, name))
@@ -349,9 +356,7 @@ func TestSendersRefusals(t *testing.T) {
 	c := startSenders(t, redistest.Start(t), up, waiting("0"))
 	for name, s := range senders(t) {
 		first := s.locks[0]
-		up.holdAll()
-		served := first.send(t, c, name)
-		await(t, name+": the first to run", func() bool { return up.runs() == 1 })
+		served := first.begin(t, c, up, name)
 		for status, d := range map[int]delivery{s.refused: first.with(s.id, s.id+"b"), 409: first} {
 			a := d.to(t, c, name)
 			wantStatus(t, a, status)
@@ -371,9 +376,7 @@ func TestSendersHangUp(t *testing.T) {
 	for name, s := range senders(t) {
 		first := s.locks[0]
 		before, _, _ := up.count()
-		up.holdAll()
-		served := first.send(t, c, name)
-		await(t, name+": the first to run", func() bool { return up.runs() == 1 })
+		served := first.begin(t, c, up, name)
 		second := first.with(s.id, s.id+"b")
 		ctx, hangUp := context.WithCancel(t.Context())
 		gone := make(chan answer)
