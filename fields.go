@@ -132,9 +132,6 @@ func jsonValue(value gjson.Result, path []string) string {
 // jsonChild returns what an object has for a key, or an array at an index. A key that occurs twice
 // has no value: the app may take the one for it that was not taken here.
 func jsonChild(parent gjson.Result, step string) (child gjson.Result) {
-	if parent.Type != gjson.JSON {
-		return gjson.Result{}
-	}
 	found := 0
 	parent.ForEach(func(key, value gjson.Result) bool {
 		name := key.Str

@@ -380,6 +380,21 @@ func TestNestedNamesFromBody(t *testing.T) {
 	}
 }
 
+// What was read for the name is not read again for the lock.
+func TestBodyIsBufferedOnce(t *testing.T) {
+	for _, limit := range []int64{4, 100} {
+		h := newHandler(t, &Handler{Name: []string{"{http.redis_lock.json.a}"}, Buffer: &limit})
+		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(`{"a":1}`))
+		if err := h.readFields(r, caddy.NewReplacer()); err != nil {
+			t.Fatal(err)
+		}
+		body := r.Body
+		if err := h.bufferBody(r); err != nil || r.Body != body {
+			t.Errorf("buffer %d: %T became %T, %v", limit, body, r.Body, err)
+		}
+	}
+}
+
 // A body that breaks off, or is larger than allowed, has no name and takes no lock.
 func TestBrokenBodyHasNoName(t *testing.T) {
 	broken := errors.New("connection reset")

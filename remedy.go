@@ -56,7 +56,7 @@ var remedies = []struct {
 	{is(syscall.ECONNREFUSED), "nothing listens there: check the address, and that the server runs"},
 	{is(syscall.ENOENT), "there is no such socket: check the address, and that the server runs"},
 	{is(syscall.EACCES), "the socket's permissions keep Caddy out: put its user into the socket's group"},
-	{says("EOF", "connection reset", "broken pipe"), "the server closed the connection: if it wants TLS, write tls or rediss://"},
+	{says("EOF", "connection reset", "broken pipe"), "the server closed the connection: if it wants TLS, write tls or rediss://; if it wants a certificate from its clients, set tls_client_auth"},
 	{says("connecting: context deadline exceeded"), "the server does not answer to TLS: if this port does not speak it, remove tls, or write redis:// for rediss://"},
 	{says("timeout", "deadline exceeded"), "the server does not answer in time: check the address and firewalls, or raise op_timeout"},
 }

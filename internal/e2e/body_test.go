@@ -119,27 +119,44 @@ func dial(t *testing.T, c *caddy, request string) net.Conn {
 	return conn
 }
 
-// A body that breaks off takes no lock, nor does one that Content-Length lies about.
+// A body that breaks off takes no lock, nor does one that Content-Length lies about, whether or not
+// the lock's name is in it.
 func TestBrokenBodyTakesNoLock(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	up := startUpstream(t, nil)
-	c := startCaddy(t, onRedis(server), "request_body {\nmax_size 100\n}\nredis_lock deploy\n"+up.proxy())
-	for _, body := range []string{"Content-Length: 50\n\nshort", "Content-Length: 9000000000000000\n\nshort", "Transfer-Encoding: chunked\n\n5\nshort\n"} {
-		conn := dial(t, c, "POST / HTTP/1.1\nHost: "+c.addr+"\n"+body)
-		conn.Close()
-	}
-	conn := dial(t, c, "POST / HTTP/1.1\nHost: "+c.addr+"\nTransfer-Encoding: chunked\n\nnonsense\n")
-	if response, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || response.StatusCode != 400 {
-		t.Errorf("malformed body: %v, %v; want 400", response, err)
-	}
-	wantStatus(t, do(t.Context(), newClient(t), http.MethodPost, c.url, strings.Repeat("x", 101)), 413)
-	c.awaitQuiet(t)
-	if commands := server.Commands(t); len(commands) != 0 {
-		t.Errorf("commands %v were sent to Redis", commands)
-	}
-	if begun, _, _ := up.count(); begun != 0 {
-		t.Errorf("%d requests reached the app", begun)
+	for _, name := range []string{"deploy", "{http.redis_lock.json.id}"} {
+		server := redistest.Start(t)
+		up := startUpstream(t, nil)
+		c := startCaddy(t, onRedis(server), "request_body {\nmax_size 100\n}\nredis_lock "+name+"\n"+up.proxy()+outcomePage)
+		for _, body := range []string{"Content-Length: 50\n\n", "Content-Length: 9000000000000000\n\n", "Transfer-Encoding: chunked\n\n8\n"} {
+			conn := dial(t, c, "POST / HTTP/1.1\nHost: "+c.addr+"\n"+body+`{"id":1}`+"\n")
+			conn.Close()
+		}
+		for _, bad := range []struct {
+			body   string
+			status int
+		}{
+			{"nonsense\n", 400},
+			{"65\n" + `{"id":1}` + strings.Repeat(" ", 93) + "\n0\n\n", 413},
+		} {
+			conn := dial(t, c, "POST / HTTP/1.1\nHost: "+c.addr+"\nTransfer-Encoding: chunked\n\n"+bad.body)
+			response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			page, _ := io.ReadAll(response.Body)
+			if response.StatusCode != bad.status || !strings.HasPrefix(string(page), "error ") {
+				t.Errorf("body %q: status %d, page %q; want %d, error", bad.body, response.StatusCode, page, bad.status)
+			}
+		}
+		wantStatus(t, do(t.Context(), newClient(t), http.MethodPost, c.url, strings.Repeat("x", 101)), 413)
+		c.awaitQuiet(t)
+		if commands := server.Commands(t); len(commands) != 0 {
+			t.Errorf("commands %v were sent to Redis", commands)
+		}
+		if begun, _, _ := up.count(); begun != 0 {
+			t.Errorf("%d requests reached the app", begun)
+		}
+		wantStatus(t, do(t.Context(), newClient(t), http.MethodPost, c.url, `{"id":1}`), 200)
 	}
 }
 

@@ -63,6 +63,15 @@ func inPlace(t *testing.T, example string, addresses ...string) string {
 	return example
 }
 
+// startExample runs the example that contains text and serves :8080, before an app.
+func startExample(t *testing.T, text, global, app string) *caddy {
+	t.Helper()
+	c := newCaddy(t)
+	c.start(t, inPlace(t, block(t, "caddyfile", text), "localhost:9000", app,
+		":8080 {\n", "{\nadmin "+c.admin+"\n"+global+"\n}\nhttp://"+c.addr+" {\n"))
+	return c
+}
+
 // Every Caddyfile in the documentation is one that `caddy validate` accepts.
 func TestReadmeCaddyfilesAreValid(t *testing.T) {
 	t.Parallel()
@@ -158,10 +167,7 @@ func TestReadmeProblemJSON(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := newCaddy(t)
-	c.start(t, inPlace(t, block(t, "caddyfile", "problem+json"),
-		":8080", "http://"+c.addr, "localhost:9000", up.addr(),
-		"http://"+c.addr+" {\n", "{\nadmin "+c.admin+"\nredis_lock {\nredis "+server.Addr+"\n}\n}\nhttp://"+c.addr+" {\n"))
+	c := startExample(t, "problem+json", onRedis(server), up.addr())
 	first := up.occupy(t, c.url+"/")
 	a := post(t, c.url+"/", 423)
 	var problem struct {
@@ -178,6 +184,24 @@ func TestReadmeProblemJSON(t *testing.T) {
 	wantRetryAfter(t, a)
 	up.letGo()
 	wantStatus(t, <-first, 200)
+}
+
+func TestReadmeNamesFromTheBody(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startExample(t, "CallSid", onRedis(server), up.addr()+namesAnswer)
+	for _, webhook := range []struct{ contentType, body, name string }{
+		{"application/json", `{"repository":{"full_name":"octo-org/octo-repo"}}`, "repository octo-org/octo-repo"},
+		{"application/x-www-form-urlencoded", "CallSid=CA1", "call CA1"},
+		{"text/plain", "hello", "/hook"},
+	} {
+		a := do(t.Context(), newClient(t), http.MethodPost, c.url+"/hook", webhook.body, "Content-Type", webhook.contentType)
+		wantStatus(t, a, 200)
+		if name := a.Header.Get("X-Name"); name != webhook.name {
+			t.Errorf("%s: name %q, want %q", webhook.body, name, webhook.name)
+		}
+	}
 }
 
 // A stuck name: a bare DEL does not free it, the README's command does.
@@ -263,12 +287,14 @@ func TestReadmeRedisUser(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		also  string
+		site  string
 		start func(t *testing.T) *deployment
 	}{
-		{"always", deployments[0].start},
-		{"protocol token", deployments[1].start},
-		{"quorum", startQuorum},
-		{"cluster", func(t *testing.T) *deployment {
+		{"always", "supersede", deployments[0].start},
+		{"protocol token", "", deployments[1].start},
+		{"dedupe", "dedupe {header.X-Id}", deployments[0].start},
+		{"quorum", "", startQuorum},
+		{"cluster", "", func(t *testing.T) *deployment {
 			cluster := redistest.StartCluster(t)
 			return &deployment{redis: "redis cluster " + strings.Join(cluster.Addrs, " "), servers: cluster.Servers}
 		}},
@@ -281,10 +307,10 @@ func TestReadmeRedisUser(t *testing.T) {
 			}
 			d.redis += " {\nusername locker\npassword pass\n}"
 			up := startUpstream(t, nil)
-			proxy := startCaddy(t, d.global("lease 1s", "wait 10s"), "redis_lock {path}\n"+up.proxy())
-			first := up.occupy(t, proxy.url+"/hook")
+			proxy := startCaddy(t, d.global("lease 1s", "wait 10s"), "redis_lock {path} {\n"+c.site+"\n}\n"+up.proxy())
+			first := up.occupy(t, proxy.url+"/hook", "X-Id", "1")
 			end := d.freeAt(t, "/hook")
-			second := inFlight(t, proxy.url+"/hook")
+			second := inFlight(t, proxy.url+"/hook", "X-Id", "2")
 			await(t, "renewals", func() bool { return d.freeAt(t, "/hook").Sub(end) > 2*time.Second })
 			up.letGo()
 			wantStatus(t, <-first, 200)
