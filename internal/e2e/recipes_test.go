@@ -19,16 +19,6 @@ import (
 	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
 )
 
-// startRecipe runs the Caddyfile of docs/recipes.md for a site, with the test's addresses in the place
-// of its own. The app's is localhost:9000 unless places say more.
-func startRecipe(t *testing.T, site string, server *redistest.Server, places ...string) *caddy {
-	t.Helper()
-	c := newCaddy(t)
-	c.start(t, inPlace(t, block(t, "caddyfile", site), append(places, site, "http://"+c.addr, "redis.internal:6379", server.Addr,
-		"{\n\tredis_lock {", "{\n\tadmin "+c.admin+"\n\tredis_lock {")...))
-	return c
-}
-
 // A hook is one of adnanh/webhook's hooks.json.
 type hook struct {
 	Methods []string `json:"http-methods"`
@@ -67,7 +57,7 @@ func TestRecipeWebhook(t *testing.T) {
 	jobs := startUpstream(t, func(http.ResponseWriter, *http.Request) {})
 	app := httptest.NewServer(&hookRunner{hooks[0], jobs})
 	t.Cleanup(app.Close)
-	c := startRecipe(t, "ci.example.com", server, "localhost:9000", app.Listener.Addr().String())
+	c := startSite(t, "ci.example.com", server, "localhost:9000", app.Listener.Addr().String())
 	jobs.holdAll()
 	deploy := c.url + "/hooks/deploy"
 	first := inFlight(t, deploy, "X-Name", "deploy", "X-Id", "first")
@@ -103,7 +93,7 @@ func TestRecipeWebhook(t *testing.T) {
 func TestRecipeTerraform(t *testing.T) {
 	t.Parallel()
 	up := startUpstream(t, func(http.ResponseWriter, *http.Request) {})
-	c := startRecipe(t, "state.example.com", redistest.Start(t), "localhost:9000", up.addr(), "wait 10s", "wait 100ms")
+	c := startSite(t, "state.example.com", redistest.Start(t), "localhost:9000", up.addr(), "wait 10s", "wait 100ms")
 	state := c.url + "/state/prod"
 	first := up.occupy(t, state)
 	for _, request := range []struct{ method, query string }{
@@ -145,7 +135,7 @@ func TestRecipeGPU(t *testing.T) {
 		}
 	})
 	images := redistest.FreeAddr(t)
-	c := startRecipe(t, "chat.example.com", server, "images.example.com", "http://"+images, "localhost:11434", up.addr(), "localhost:7860", up.addr())
+	c := startSite(t, "chat.example.com", server, "images.example.com", "http://"+images, "localhost:11434", up.addr(), "localhost:7860", up.addr())
 	await(t, "the other site to be served", func() bool {
 		conn, err := net.Dial("tcp", images)
 		if err == nil {
@@ -197,7 +187,7 @@ func TestRecipeLegacy(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "index.php"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := startRecipe(t, "legacy.example.com", server, "/srv/legacy", root, "localhost:9000", app.Addr().String(), "wait 20s", "wait 1m")
+	c := startSite(t, "legacy.example.com", server, "/srv/legacy", root, "localhost:9000", app.Addr().String(), "wait 20s", "wait 1m")
 	send := func(method, id string) <-chan answer {
 		sent := make(chan answer, 1)
 		go func() { sent <- do(t.Context(), newClient(t), method, c.url+"/"+id, "", "X-Name", "write", "X-Id", id) }()
@@ -230,7 +220,7 @@ func TestRecipeDeploy(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := startRecipe(t, "deploy.example.com", server, "localhost:9000", up.addr())
+	c := startSite(t, "deploy.example.com", server, "localhost:9000", up.addr())
 	shop := c.url + "/deploy/shop"
 	first := up.occupy(t, shop, "X-Id", "1")
 	waiting := inFlight(t, shop, "X-Id", "2")

@@ -495,11 +495,7 @@ func TestSendersExample(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	gitHub, stripe := startUpstream(t, nil), startUpstream(t, nil)
-	c := newCaddy(t)
-	installSenders(t, c)
-	c.start(t, inPlace(t, block(t, "caddyfile", "import senders/github.caddy"),
-		"in.example.com", "http://"+c.addr, "redis.internal:6379", server.Addr, "localhost:9000", gitHub.addr(), "localhost:9001", stripe.addr(),
-		"{\n\tredis_lock {", "{\n\tadmin "+c.admin+"\n\tredis_lock {"))
+	c := startSite(t, "in.example.com", server, "localhost:9000", gitHub.addr(), "localhost:9001", stripe.addr())
 	for name, up := range map[string]*upstream{"github": gitHub, "stripe": stripe} {
 		for range 2 {
 			wantStatus(t, senders(t)[name].locks[0].to(t, c, name), 200)
