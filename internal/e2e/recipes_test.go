@@ -54,9 +54,11 @@ func TestRecipeWebhook(t *testing.T) {
 	if err := json.Unmarshal([]byte(block(t, "json", "execute-command")), &hooks); err != nil || len(hooks) != 1 {
 		t.Fatal(hooks, err)
 	}
+	runner := &hookRunner{hook: hooks[0]}
+	app := httptest.NewServer(runner)
+	t.Cleanup(app.Close) // which waits for the jobs, that startUpstream lets go before
 	jobs := startUpstream(t, func(http.ResponseWriter, *http.Request) {})
-	app := httptest.NewServer(&hookRunner{hooks[0], jobs})
-	t.Cleanup(app.Close)
+	runner.jobs = jobs
 	c := startSite(t, "ci.example.com", server, "localhost:9000", app.Listener.Addr().String())
 	jobs.holdAll()
 	deploy := c.url + "/hooks/deploy"
@@ -66,10 +68,8 @@ func TestRecipeWebhook(t *testing.T) {
 	await(t, "another hook's job to run beside it", func() bool { return jobs.runs() == 2 })
 
 	impatient, hangUp := context.WithCancel(t.Context())
-	gone := make(chan answer)
-	go func() {
-		gone <- do(impatient, newClient(t), http.MethodPost, deploy, "", "X-Name", "deploy", "X-Id", "gone")
-	}()
+	client, gone := newClient(t), make(chan answer)
+	go func() { gone <- do(impatient, client, http.MethodPost, deploy, "", "X-Name", "deploy", "X-Id", "gone") }()
 	await(t, "a trigger to stand in line", func() bool { return inLine(t, server, "/hooks/deploy") == 1 })
 	last := inFlight(t, deploy, "X-Name", "deploy", "X-Id", "last")
 	await(t, "another one to stand in line", func() bool { return inLine(t, server, "/hooks/deploy") == 2 })
@@ -103,8 +103,7 @@ func TestRecipeTerraform(t *testing.T) {
 		wantStatus(t, a, 503)
 		wantRetryAfter(t, a)
 	}
-	read := make(chan answer, 1)
-	go func() { read <- do(t.Context(), newClient(t), http.MethodGet, state, "") }()
+	read := inFlightBy(t, http.MethodGet, state)
 	await(t, "a GET to run beside the write", func() bool { return up.runs() == 2 })
 	up.letGo()
 	wantStatus(t, <-first, 200)
@@ -189,9 +188,7 @@ func TestRecipeLegacy(t *testing.T) {
 	}
 	c := startSite(t, "legacy.example.com", server, "/srv/legacy", root, "localhost:9000", app.Addr().String(), "wait 20s", "wait 1m")
 	send := func(method, id string) <-chan answer {
-		sent := make(chan answer, 1)
-		go func() { sent <- do(t.Context(), newClient(t), method, c.url+"/"+id, "", "X-Name", "write", "X-Id", id) }()
-		return sent
+		return inFlightBy(t, method, c.url+"/"+id, "X-Name", "write", "X-Id", id)
 	}
 	up.holdAll()
 	writes := []<-chan answer{send(http.MethodPost, "0")}
@@ -200,8 +197,7 @@ func TestRecipeLegacy(t *testing.T) {
 		writes = append(writes, send(method, strconv.Itoa(i+1)))
 		await(t, method+" to stand in line", func() bool { return inLine(t, server, "legacy") == i+1 })
 	}
-	read := make(chan answer, 1)
-	go func() { read <- do(t.Context(), newClient(t), http.MethodGet, c.url+"/read", "", "X-Id", "read") }()
+	read := inFlightBy(t, http.MethodGet, c.url+"/read", "X-Id", "read")
 	await(t, "a GET to run beside it", func() bool { return up.runs() == 2 })
 	up.letGo()
 	for _, a := range append(writes, read) {

@@ -241,9 +241,8 @@ func startSenders(t *testing.T, server *redistest.Server, up *upstream, prepare 
 }
 
 // to sends the delivery to a Caddy of startSenders.
-func (d delivery) to(t *testing.T, c *caddy, name string, header ...string) answer {
-	t.Helper()
-	return do(t.Context(), newClient(t), http.MethodPost, c.url+"/"+name+d.path, d.body, slices.Concat(d.header, header)...)
+func (d delivery) to(ctx context.Context, client *http.Client, c *caddy, name string, header ...string) answer {
+	return do(ctx, client, http.MethodPost, c.url+"/"+name+d.path, d.body, slices.Concat(d.header, header)...)
 }
 
 // mirror is an app that answers with what it got: the body, and the header's fields behind Got-.
@@ -262,7 +261,7 @@ func TestSendersNames(t *testing.T) {
 	for name, s := range senders(t) {
 		about := delivery{lock: name, body: "{}"} // nothing that the snippet knows
 		for _, d := range append(s.locks, about, about.with("{}", "")) {
-			a := d.to(t, c, name, s.signature, "t=1,v1=c0ffee==")
+			a := d.to(t.Context(), newClient(t), c, name, s.signature, "t=1,v1=c0ffee==")
 			wantStatus(t, a, 200)
 			if got := a.Header.Get("Got-X-Name"); got != d.lock {
 				t.Errorf("%s: lock %q, want %q for %s", name, got, d.lock, d.body)
@@ -291,7 +290,7 @@ func TestSendersLargestBodies(t *testing.T) {
 	} {
 		head := `{"ref":"`
 		body := head + strings.Repeat("x", big.size-len(head)-len(big.rest)) + big.rest
-		a := delivery{body: body}.to(t, c, name)
+		a := delivery{body: body}.to(t.Context(), newClient(t), c, name)
 		wantStatus(t, a, 200)
 		if got := a.Header.Get("Got-X-Name"); got != big.lock {
 			t.Errorf("%s: lock %q, want %q", name, got, big.lock)
@@ -306,7 +305,8 @@ func TestSendersLargestBodies(t *testing.T) {
 func (d delivery) send(t *testing.T, c *caddy, name string) <-chan answer {
 	t.Helper()
 	answers := make(chan answer, 1)
-	go func() { answers <- d.to(t, c, name) }()
+	client := newClient(t)
+	go func() { answers <- d.to(t.Context(), client, c, name) }()
 	return answers
 }
 
@@ -358,7 +358,7 @@ func TestSendersRefusals(t *testing.T) {
 		first := s.locks[0]
 		served := first.begin(t, c, up, name)
 		for status, d := range map[int]delivery{s.refused: first.with(s.id, s.id+"b"), 409: first} {
-			a := d.to(t, c, name)
+			a := d.to(t.Context(), newClient(t), c, name)
 			wantStatus(t, a, status)
 			wantRetryAfter(t, a)
 		}
@@ -379,10 +379,8 @@ func TestSendersHangUp(t *testing.T) {
 		served := first.begin(t, c, up, name)
 		second := first.with(s.id, s.id+"b")
 		ctx, hangUp := context.WithCancel(t.Context())
-		gone := make(chan answer)
-		go func() {
-			gone <- do(ctx, newClient(t), http.MethodPost, c.url+"/"+name, second.body, second.header...)
-		}()
+		client, gone := newClient(t), make(chan answer)
+		go func() { gone <- second.to(ctx, client, c, name) }()
 		await(t, name+": the second to stand in line", func() bool { return inLine(t, server, first.lock) == 1 })
 		hangUp()
 		<-gone
@@ -415,7 +413,7 @@ func TestSendersHandleEachDeliveryOnce(t *testing.T) {
 		reaches := func(what string, d delivery, status int, outcome string, wanted int) {
 			t.Helper()
 			before, _, _ := up.count()
-			a := d.to(t, c, name)
+			a := d.to(t.Context(), newClient(t), c, name)
 			wantStatus(t, a, status)
 			if after, _, _ := up.count(); after-before != wanted {
 				t.Errorf("%s: %s reached the app %d times, want %d", name, what, after-before, wanted)
@@ -498,7 +496,7 @@ func TestSendersExample(t *testing.T) {
 	c := startSite(t, "in.example.com", server, "localhost:9000", gitHub.addr(), "localhost:9001", stripe.addr())
 	for name, up := range map[string]*upstream{"github": gitHub, "stripe": stripe} {
 		for range 2 {
-			wantStatus(t, senders(t)[name].locks[0].to(t, c, name), 200)
+			wantStatus(t, senders(t)[name].locks[0].to(t.Context(), newClient(t), c, name), 200)
 		}
 		if begun, _, _ := up.count(); begun != 1 {
 			t.Errorf("%s: %d deliveries reached the app, want one", name, begun)
