@@ -364,10 +364,16 @@ func wantStatus(t *testing.T, a answer, status int) {
 // inFlight sends a request in the background. The channel gets its answer.
 func inFlight(t *testing.T, url string, header ...string) <-chan answer {
 	t.Helper()
+	return inFlightBy(t, http.MethodPost, url, header...)
+}
+
+// inFlightBy is inFlight with any method.
+func inFlightBy(t *testing.T, method, url string, header ...string) <-chan answer {
+	t.Helper()
 	answers := make(chan answer, 1)
 	client := newClient(t)
 	var done sync.WaitGroup
-	done.Go(func() { answers <- do(context.WithoutCancel(t.Context()), client, http.MethodPost, url, "", header...) })
+	done.Go(func() { answers <- do(context.WithoutCancel(t.Context()), client, method, url, "", header...) })
 	t.Cleanup(done.Wait)
 	return answers
 }

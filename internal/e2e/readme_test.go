@@ -28,7 +28,7 @@ func document(t *testing.T, name string) string {
 // blocks returns the documentation's code blocks in one language.
 func blocks(t *testing.T, language string) (found []string) {
 	t.Helper()
-	for _, name := range []string{"README.md", "docs/redis.md"} {
+	for _, name := range []string{"README.md", "docs/redis.md", "docs/senders.md", "docs/recipes.md"} {
 		for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(document(t, name), -1) {
 			found = append(found, m[1])
 		}
@@ -72,17 +72,29 @@ func startExample(t *testing.T, text, global, app string) *caddy {
 	return c
 }
 
+// startSite runs the Caddyfile of the documentation that has a site, with the test's addresses in place of
+// that and of its Redis. Which addresses take the place of the app's is up to the test.
+func startSite(t *testing.T, site string, server *redistest.Server, addresses ...string) *caddy {
+	t.Helper()
+	c := newCaddy(t)
+	installSenders(t, c)
+	c.start(t, inPlace(t, block(t, "caddyfile", site), append(addresses, site, "http://"+c.addr, "redis.internal:6379", server.Addr,
+		"{\n\tredis_lock {", "{\n\tadmin "+c.admin+"\n\tredis_lock {")...))
+	return c
+}
+
 // Every Caddyfile in the documentation is one that `caddy validate` accepts.
 func TestReadmeCaddyfilesAreValid(t *testing.T) {
 	t.Parallel()
 	examples := blocks(t, "caddyfile")
-	if len(examples) < 6 {
+	if len(examples) < 15 {
 		t.Fatalf("%d Caddyfiles", len(examples))
 	}
 	certs := redistest.NewCertificates(t)
 	for _, example := range examples {
 		c := newCaddy(t)
 		c.env = []string{"REDIS_PASSWORD=secret"}
+		installSenders(t, c)
 		example = strings.ReplaceAll(example, "/etc/caddy/redis-ca.pem", certs.CA)
 		code, output := exitCode(t, c.command("validate", "--adapter", "caddyfile", "--config", c.write(t, example)))
 		if code != 0 || strings.Contains(output, "not formatted") {
@@ -145,10 +157,7 @@ func TestReadmeCommonCase(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := newCaddy(t)
-	c.start(t, inPlace(t, block(t, "caddyfile", "hooks.example.com"),
-		"hooks.example.com", "http://"+c.addr, "redis.internal:6379", server.Addr, "localhost:9000", up.addr(),
-		"{\n\tredis_lock {", "{\n\tadmin "+c.admin+"\n\tredis_lock {"))
+	c := startSite(t, "hooks.example.com", server, "localhost:9000", up.addr())
 	first := up.occupy(t, c.url+"/hooks/shop", "X-Name", "shop")
 	other := inFlight(t, c.url+"/hooks/blog", "X-Name", "blog")
 	await(t, "another name to run", func() bool { return up.runs() == 2 })

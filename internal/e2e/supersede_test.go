@@ -138,7 +138,7 @@ func TestReadmeNewestWins(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := startExample(t, "supersede", onRedis(server), up.addr())
+	c := startExample(t, "redis_lock deploy {", onRedis(server), up.addr())
 	answers := burst(t, server, up, 10, c)
 	up.letGo()
 	for i, a := range answers {
