@@ -403,7 +403,7 @@ func (h *Handler) checkDedupe() error {
 
 func (d *Dedupe) check() error {
 	if d.ID == "" {
-		return errors.New("has no id; give it what the sender calls a delivery, such as {header.X-GitHub-Delivery}")
+		return errors.New("has no id; give it what the sender calls a delivery, such as {path}:{header.X-GitHub-Delivery}")
 	}
 	if _, err := newFields([]string{d.ID}); err != nil {
 		return err

@@ -68,11 +68,11 @@ func sent(t *testing.T, lock, file string, header ...string) delivery {
 
 func senders(t *testing.T) map[string]sender {
 	t.Helper()
-	gitHub := []string{"X-GitHub-Hook-ID", "600100", "X-GitHub-Delivery", "a9c1", "X-GitHub-Hook-Installation-Target-Type", "repository",
+	gitHub := []string{"X-GitHub-Delivery", "a9c1", "X-GitHub-Hook-Installation-Target-Type", "repository",
 		"X-GitHub-Hook-Installation-Target-ID", "17273051"}
 	gitHubPush := sent(t, "github:octo-org/octo-repo", "github_push.json", gitHub...)
 	gitLabPush := sent(t, "gitlab:4200", "gitlab_push.json", "Idempotency-Key", "a9c1")
-	bitbucketPush := sent(t, "bitbucket:acme/shop", "bitbucket_push.json", "X-Hook-UUID", "{77aa}", "X-Request-UUID", "a9c1")
+	bitbucketPush := sent(t, "bitbucket:acme/shop", "bitbucket_push.json", "X-Request-UUID", "a9c1")
 	charge := sent(t, "stripe:cus_test_dora", "stripe_charge.json")
 	shop := []string{"X-Shopify-Shop-Domain", "acme.myshopify.com", "X-Shopify-Event-Id", "e1e1", "X-Shopify-Webhook-Id", "a9c1"}
 	order := sent(t, "shopify:acme.myshopify.com:820982911946154508", "shopify_order.json", shop...)
@@ -95,7 +95,7 @@ func senders(t *testing.T) map[string]sender {
 			},
 			entity: "octo-org/octo-repo",
 			id:     "a9c1",
-			others: []delivery{gitHubPush.with("600100", "600101")}, // the organization's hook
+			others: []delivery{gitHubPush.at("/organization")}, // another hook, which gets the same event
 		},
 		"gitlab": {
 			signature: "X-Gitlab-Token",
@@ -121,7 +121,7 @@ func senders(t *testing.T) map[string]sender {
 			},
 			entity: "acme/shop",
 			id:     "a9c1",
-			others: []delivery{bitbucketPush.with("{77aa}", "{88bb}")},
+			others: []delivery{bitbucketPush.at("/ci")},
 		},
 		"stripe": {
 			signature: "Stripe-Signature",

@@ -100,6 +100,9 @@ func (s *suite) tellsSameDelivery() {
 		}
 	}
 	s.take(holder) // its own question, sent again
+	if held, ok := errors.AsType[*lock.HeldError](s.Inspect(s.Context(), s.key, holder.Token)); !ok || held.Why != lock.Held {
+		s.Errorf("inspect by the holder itself: %v, want held (%s)", held, lock.Held)
+	}
 	s.give(holder)
 	s.take(lock.Claim{Token: newToken(), Lease: long})
 	_, err := s.Acquire(s.Context(), s.key, same)
