@@ -383,3 +383,17 @@ func TestHandledWhileAnswerWasLost(t *testing.T) {
 		release(t, acquire(t, l, "name"))
 	})
 }
+
+// A holder that is gone handles nothing, whoever has its key by now.
+func TestForeignHolderHandlesNoDelivery(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store := openGetSet(t, server)
+	server.Client.HSet(t.Context(), holderKey, "t", string(newToken().Handling("x")), "e", 1)
+	server.Client.Set(t.Context(), mainKey, time.Now().Add(time.Hour).Unix(), 0)
+	token := newToken().Handling("x")
+	_, acquire := store.Acquire(t.Context(), mainKey, lock.Claim{Token: token, Lease: time.Hour})
+	for _, err := range []error{acquire, store.Inspect(t.Context(), mainKey, token)} {
+		wantReason(t, err, lock.ForeignHolder)
+	}
+}
