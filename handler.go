@@ -164,7 +164,7 @@ func (h *Handler) acquireOptions(repl *caddy.Replacer) ([]lock.AcquireOption, er
 func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err error) error {
 	var why lock.Reason
 	var line int
-	if h.Supersede != 0 && !errors.Is(err, lock.ErrSuperseded) && !errors.Is(err, lock.ErrDone) && !errors.Is(err, lock.ErrLineFull) {
+	if _, ok := errors.AsType[*lock.NewestError](err); ok {
 		h.logger.Error("the newest request was not served, nor were those that it displaced",
 			nameField(name), zap.Error(err))
 	}

@@ -61,13 +61,7 @@ func (a *acquisition) outage() *outage { return a.locker.outages.of(a.handle.key
 
 // turnAway is for callers that cannot wait where others do.
 func (a *acquisition) turnAway() error {
-	op := a.locker.operation(a.ctx)
-	outage := a.outage()
-	done, err := outage.admit(op)
-	if err == nil {
-		defer done()
-		err = a.look(op)
-	}
+	err := a.look()
 	if errors.Is(err, ErrUnavailable) {
 		err = a.doWithout(err)
 		if !errors.Is(err, ErrHeld) {
@@ -77,6 +71,8 @@ func (a *acquisition) turnAway() error {
 	switch {
 	case errors.Is(err, ErrDone):
 		return err
+	case err == nil && a.request.delivery != "":
+		return a.ask() // it is free by now, and not this delivery's fault that others wait
 	case a.request.wait > 0:
 		return a.lineFull()
 	}
@@ -87,8 +83,14 @@ func (a *acquisition) turnAway() error {
 }
 
 // look finds out, without asking for the lock, why it is not to be had.
-func (a *acquisition) look(op until) error {
-	err := a.locker.store.Inspect(op, a.handle.key, a.handle.claim.Token)
+func (a *acquisition) look() error {
+	op := a.locker.operation(a.ctx)
+	done, err := a.outage().admit(op)
+	if err != nil {
+		return err
+	}
+	defer done()
+	err = a.locker.store.Inspect(op, a.handle.key, a.handle.claim.Token)
 	a.locker.outages.report(a.handle.key, err)
 	if held, ok := errors.AsType[*HeldError](err); ok {
 		a.why = held.Why
@@ -141,7 +143,7 @@ func (a *acquisition) attempt() error {
 	if w != nil {
 		var p prospect
 		p, claim.Place = l.lines.prospect(w)
-		claim.Wait, claim.LineUp = true, p == mayLineUp
+		claim.Wait, claim.LineUp, claim.Since = true, p == mayLineUp, a.arrived
 	}
 	t0 := time.Now() // before asking: the grant may be older than its answer
 	grant, err := l.store.Acquire(op, h.key, claim)
@@ -195,8 +197,9 @@ func (a *acquisition) doWithout(err error) error {
 		a.holdLocally()
 		return nil
 	}
-	if a.locker.lines.heldHere(a.handle) {
-		return &HeldError{Why: Held}
+	if why := a.locker.lines.heldHere(a.handle); why != "" {
+		a.why = why
+		return &HeldError{Why: why}
 	}
 	return err
 }
@@ -259,6 +262,12 @@ func (a *acquisition) await() (again bool, err error) {
 			if away == nil {
 				away = a.away
 			}
+			if away == nil && a.request.supersedes {
+				// It may be superseded, without having heard of that.
+				if err := a.attempt(); err == nil || !errors.Is(err, ErrHeld) {
+					return false, err
+				}
+			}
 			if away != nil {
 				err := a.doWithout(away)
 				if !errors.Is(err, ErrHeld) {
@@ -279,17 +288,11 @@ func (a *acquisition) lineFull() error {
 // timeOut looks once more on behalf of a delivery, as the one in the way may be another one by now.
 func (a *acquisition) timeOut() error {
 	if a.request.delivery != "" && a.outage().current() == nil {
-		if err := a.look(a.end()); errors.Is(err, ErrDone) {
+		if err := a.look(); errors.Is(err, ErrDone) || errors.Is(err, ErrUnavailable) {
 			return err
 		}
 	}
 	return &TimeoutError{Why: a.why, Line: a.locker.lines.others(a.handle)}
-}
-
-// end bounds what is done when the waiting is over: no longer than the caller was to wait, and an
-// operation may take.
-func (a *acquisition) end() until {
-	return until{context.Background(), a.arrived.Add(a.request.wait + a.locker.opTimeout)}
 }
 
 // giveUp takes an acquisition that failed back. It leaves no trace: its place, and a lock that
@@ -298,7 +301,7 @@ func (a *acquisition) giveUp(reason error) error {
 	l, h := a.locker, a.handle
 	if h.ctx != nil { // it has the lock, but its caller has left
 		_ = h.Release(context.Background())
-		return reason
+		return a.failed(reason)
 	}
 	defer l.lines.leave(h.key)
 	l.lines.forget(a.waiter)
@@ -310,10 +313,20 @@ func (a *acquisition) giveUp(reason error) error {
 	case !a.placed:
 		l.lines.pass(h.key, h.claim.Token, Successor{}, time.Time{}, false, away)
 	default:
-		err := h.releaseOrLeave(a.end())
-		if errors.Is(reason, ErrTimeout) && !answered(err) && !l.lines.heldHere(h) {
-			return err
+		// Not for longer than the caller was to wait, and an operation may take.
+		err := h.releaseOrLeave(until{context.Background(), a.arrived.Add(a.request.wait + l.opTimeout)})
+		if errors.Is(reason, ErrTimeout) && !answered(err) && l.lines.heldHere(h) == "" {
+			return a.failed(err)
 		}
 	}
-	return reason
+	return a.failed(reason)
+}
+
+// failed tells the error of one that may have taken the place of others from any other.
+func (a *acquisition) failed(reason error) error {
+	mayHaveDisplaced := a.request.supersedes && (a.placed || a.handle.doubtful || a.patience != nil)
+	if !mayHaveDisplaced || errors.Is(reason, ErrSuperseded) || errors.Is(reason, ErrDone) {
+		return reason
+	}
+	return &NewestError{Err: reason}
 }

@@ -242,24 +242,61 @@ func TestNewestWins(t *testing.T) {
 	})
 }
 
-// While the Store is away it is decided here, by the order of arrival.
-func TestNewestWinsDuringOutage(t *testing.T) {
+// While the Store is away all of them wait. Who is the newest does not depend on who asks first then.
+func TestNewestWinsAfterOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, store := newLocker(t)
-		h := acquire(t, l, "name", lock.Lease(time.Hour))
-		store.onAcquire(refuseConnections)
-		var old, waiting sync.WaitGroup
-		var served []int
-		for range 3 {
-			displaced(t, l, &old, lock.Queue(1))
-			synctest.Wait()
+		for range 100 {
+			l, store := newLocker(t)
+			h := acquire(t, l, "name", lock.Lease(time.Hour))
+			store.onAcquire(refuseConnections)
+			var old, waiting sync.WaitGroup
+			var served []int
+			for range 3 {
+				displaced(t, l, &old)
+				time.Sleep(time.Second)
+			}
+			waits(t, l, &waiting, &served, 1, lock.Supersede())
+			store.onAcquire(nil)
+			release(t, acquire(t, l, "another")) // the Store is back
+			old.Wait()
+			release(t, h)
+			waiting.Wait()
 		}
-		waits(t, l, &waiting, &served, 1, lock.Supersede(), lock.Queue(1))
-		old.Wait()
-		store.onAcquire(nil)
-		release(t, h)
-		waiting.Wait()
 	})
+}
+
+// Nobody counts as older or newer by when the Store hears of it, or how often.
+func TestOlderDisplacesNobody(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store := openGetSet(t, server)
+	came := time.Now()
+	newClaim := func(after time.Duration) lock.Claim {
+		return lock.Claim{Token: newToken().Superseding(), Lease: time.Hour, Wait: true, Since: came.Add(after - time.Minute)}
+	}
+	want := func(c lock.Claim, want error) {
+		t.Helper()
+		_, err := store.Acquire(t.Context(), mainKey, c)
+		wantError(t, err, want)
+	}
+	holder, older, old, newest := newClaim(0), newClaim(1*time.Second), newClaim(2*time.Second), newClaim(3*time.Second)
+	want(holder, nil)
+	want(old, lock.ErrHeld)
+	want(old, lock.ErrHeld) // its answer was lost: it does not know its place
+	want(newest, lock.ErrHeld)
+	want(old, lock.ErrSuperseded)
+	want(older, lock.ErrSuperseded)
+	_, err := store.Release(t.Context(), mainKey, holder)
+	wantError(t, err, nil)
+	want(newest, nil)
+	_, err = store.Release(t.Context(), mainKey, newest)
+	wantError(t, err, nil)
+	want(older, lock.ErrSuperseded) // the lock is free, and a newer one had it
+	last := newClaim(4 * time.Second)
+	want(last, nil) // at once, without having stood in line
+	_, err = store.Release(t.Context(), mainKey, last)
+	wantError(t, err, nil)
+	want(newClaim(3500*time.Millisecond), lock.ErrSuperseded)
 }
 
 // The Store hands the lock to one that has been superseded meanwhile: it does not start, and the

@@ -130,6 +130,15 @@ func explain(err error, why Reason) string {
 	return err.Error()
 }
 
+// NewestError is why a caller does not get the lock that had stood in line, or may have, to
+// [Supersede] others: nobody runs in place of those that it displaced. It wraps any other error.
+type NewestError struct{ Err error }
+
+func (e *NewestError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error.
+func (e *NewestError) Unwrap() error { return e.Err }
+
 // LostError is an [ErrLost].
 type LostError struct {
 	Why Reason

@@ -176,10 +176,10 @@ func (w *waiter) nudge(ask bool) {
 	}
 }
 
-// nudge has those ask who are the first, or have no place yet.
+// nudge has those ask who are the first, have no place yet, or may be superseded.
 func (ln *line) nudge() {
 	for i, w := range ln.waiting {
-		if i == 0 || w.place == 0 {
+		if i == 0 || w.place == 0 || w.supersedes {
 			w.nudge(true)
 		}
 	}
@@ -212,6 +212,7 @@ func (q *lines) refused(w *waiter, held *HeldError) {
 		return
 	}
 	again := w.patient
+	defer q.supersede(ln)
 	if q.byToken[w.handle.claim.Token] == w && w.place != held.Place {
 		q.stepOut(w)
 		w.place = held.Place
@@ -229,8 +230,8 @@ func (q *lines) refused(w *waiter, held *HeldError) {
 	}
 }
 
-// stay is false if as many as limit wait already. Otherwise the waiter is one of them, in the place of
-// those that it supersedes.
+// stay is false if as many as limit wait already. One that may have taken the place of another in the
+// Store stays in any case.
 func (q *lines) stay(w *waiter, limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -238,35 +239,31 @@ func (q *lines) stay(w *waiter, limit int) bool {
 	if q.byToken[w.handle.claim.Token] != w {
 		return true // it has been given the lock meanwhile
 	}
-	if ln.full(limit, w.supersedes) {
+	if ln.full(limit, w.supersedes) && !(w.supersedes && w.place != 0) {
 		return false
 	}
 	w.patient = true
 	ln.patient++
-	q.supersede(ln)
 	return true
 }
 
-// full is true if as many as limit wait, not counting whose place a newcomer would take.
+// full is true if as many as limit wait, not counting the one whose place a newcomer would take.
 func (ln *line) full(limit int, supersedes bool) bool {
 	n := ln.patient
-	if supersedes {
-		for _, w := range ln.waiting {
-			if w.patient && w.supersedes {
-				n--
-			}
-		}
+	if supersedes && slices.ContainsFunc(ln.waiting, func(w *waiter) bool { return w.patient && w.supersedes }) {
+		n--
 	}
 	return n >= limit
 }
 
-// supersede leaves the newest of those that supersede one another, of whom the Store may not have
-// heard yet. Those that are still asking are not among them.
+// supersede tells those that were superseded here, which the Store need not tell them then: of those
+// that it has given a place, all but the one with the last. Who is newer than one without a place,
+// the Store will say.
 func (q *lines) supersede(ln *line) {
 	newest := true
 	for _, w := range slices.Backward(slices.Clone(ln.waiting)) {
 		switch {
-		case !w.supersedes || !w.patient:
+		case !w.supersedes || w.place == 0:
 		case newest:
 			newest = false
 		default:
@@ -313,7 +310,7 @@ func (q *lines) takeLocally(h *Handle, w *waiter) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	ln := q.byKey[h.key]
-	if ln.holder != nil || ln.lost > 0 {
+	if ln.holder != nil || ln.lost > 0 || w != nil && w.superseded {
 		return false
 	}
 	ln.holder, ln.local = h, true
@@ -321,12 +318,20 @@ func (q *lines) takeLocally(h *Handle, w *waiter) bool {
 	return true
 }
 
-// heldHere is true if somebody here other than h has the lock, or had it and has not stopped.
-func (q *lines) heldHere(h *Handle) bool {
+// heldHere returns why h cannot have the lock, if somebody else here has it, or had it and has not
+// stopped; and otherwise nothing.
+func (q *lines) heldHere(h *Handle) Reason {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	ln := q.byKey[h.key]
-	return ln.holder != nil && ln.holder != h || ln.lost > 0
+	other := ln.holder
+	switch {
+	case other != nil && other != h && h.claim.Token.sameDelivery(other.claim.Token):
+		return SameDelivery
+	case other != nil && other != h || ln.lost > 0:
+		return Held
+	}
+	return ""
 }
 
 // back has a waiter ask again that was given the lock too late to use it.
@@ -403,13 +408,17 @@ func (q *lines) stopped(h *Handle) {
 }
 
 // pause returns how long a waiter waits before it asks unless it is woken; it is negative for
-// all but the first, who asks for the others, too. poll is for when nobody tells it of the
-// lock's end.
+// all but the first, who asks for the others, too, and those that may be superseded without being told.
+// poll is for when nobody tells it of the lock's end.
 func (q *lines) pause(w *waiter, polls bool, poll time.Duration) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	ln := w.line
-	if len(ln.waiting) == 0 || ln.waiting[0] != w {
+	switch {
+	case len(ln.waiting) > 0 && ln.waiting[0] == w:
+	case polls && w.supersedes:
+		return Heartbeat
+	default:
 		return -1
 	}
 	if polls && ln.holder == nil {

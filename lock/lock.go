@@ -145,9 +145,10 @@ func OrLocal() AcquireOption { return func(r *request) { r.orLocal = true } }
 // [Handle.Local], there is none of that. [NewQuorum] cannot do it.
 func Dedupe(delivery string) AcquireOption { return func(r *request) { r.delivery = delivery } }
 
-// Supersede lets the newest win: the caller, once it waits, takes the place of all who wait and said
-// so, too, in whichever process; their Acquire fails with [ErrSuperseded]. It never ends one that
-// holds the lock. [NewQuorum] cannot do it.
+// Supersede lets the newest win: the caller, once it waits, takes the place of all who came before it, wait,
+// and said so, too, in whichever process; their Acquire fails with [ErrSuperseded]. It never ends one that
+// holds the lock. If the caller does not get the lock in the end, its error is a [*NewestError].
+// [NewQuorum] cannot do it.
 func Supersede() AcquireOption { return func(r *request) { r.supersedes = true } }
 
 type request struct {

@@ -26,7 +26,7 @@ type memoryLock struct {
 	ends   time.Time
 	fence  int64
 	line   []Claim // by place
-	newest int64   // place of the last claim that superseded others
+	newest Claim   // the last one that superseded others
 }
 
 // NewMemory returns a Store whose locks live inside this process and end with it. It never
@@ -46,10 +46,18 @@ func (m *memory) Acquire(_ context.Context, key string, claim Claim) (Grant, err
 	}
 	refusal := new(HeldError)
 	if claim.Wait && !(lock.token == claim.Token && lock.live(now)) {
-		if claim.Token.supersedes() && lock.hasNewer(claim, now) {
-			return Grant{}, ErrSuperseded
+		if claim.Token.supersedes() {
+			if claim.Since.IsZero() {
+				claim.Since = now
+			}
+			if lock.hasNewer(claim, now) {
+				return Grant{}, ErrSuperseded
+			}
 		}
 		refusal.Place, refusal.NewPlace = m.lineUp(&lock, claim)
+		if claim.Place = refusal.Place; claim.Token.supersedes() {
+			m.supersede(&lock, claim)
+		}
 	}
 	switch {
 	case lock.live(now) || claim.LineUp:
@@ -146,19 +154,19 @@ func (m *memory) lineUp(lock *memoryLock, claim Claim) (place int64, added bool)
 	if claim.Place == 0 {
 		claim.Place = m.place
 	}
-	if claim.Token.supersedes() {
-		m.supersede(lock, claim.Place)
-	}
 	i, _ := slices.BinarySearchFunc(lock.line, claim, func(a, b Claim) int { return cmp.Compare(a.Place, b.Place) })
 	lock.line = slices.Insert(lock.line, i, claim)
 	return claim.Place, true
 }
 
 // supersede takes the places of those that a newer one displaces.
-func (m *memory) supersede(lock *memoryLock, newest int64) {
-	lock.newest = newest
+func (m *memory) supersede(lock *memoryLock, claim Claim) {
+	if lock.newest.Token == claim.Token {
+		return
+	}
+	lock.newest = claim
 	lock.line = slices.DeleteFunc(lock.line, func(c Claim) bool {
-		displaced := c.Token.supersedes()
+		displaced := c.Token.supersedes() && c.Token != claim.Token
 		if displaced {
 			m.tell(c.Token)
 		}
@@ -221,7 +229,7 @@ func (l *memoryLock) grant(now time.Time) Grant { return Grant{Fence: l.fence, T
 
 // why returns the reason of a refusal.
 func (l *memoryLock) why(token Token, now time.Time) Reason {
-	if l.live(now) && token != l.token && token.delivery() != "" && token.delivery() == l.token.delivery() {
+	if l.live(now) && token.sameDelivery(l.token) {
 		return SameDelivery
 	}
 	return Held
@@ -230,13 +238,13 @@ func (l *memoryLock) why(token Token, now time.Time) Reason {
 // hasNewer is true if a claim that supersedes others is superseded itself: by one that came later,
 // or, sent again while it is handled, by one that waits.
 func (l *memoryLock) hasNewer(claim Claim, now time.Time) bool {
-	if slices.ContainsFunc(l.line, func(c Claim) bool { return c.Token == claim.Token }) {
+	if claim.Token == l.newest.Token {
 		return false
 	}
 	if claim.Place != 0 {
-		return claim.Place < l.newest
+		return claim.Place < l.newest.Place
 	}
-	return l.why(claim.Token, now) == SameDelivery &&
+	return claim.Since.Before(l.newest.Since) || l.why(claim.Token, now) == SameDelivery &&
 		slices.ContainsFunc(l.line, func(c Claim) bool { return c.Token.supersedes() })
 }
 

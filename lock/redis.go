@@ -174,7 +174,9 @@ func (s *redisStore) Acquire(ctx context.Context, key string, claim Claim) (Gran
 	case claim.Wait:
 		more = append(more, join)
 	}
-	if claim.Place != 0 {
+	if claim.Token.supersedes() && len(more) > 0 {
+		more = append(more, claim.Place, claim.age())
+	} else if claim.Place != 0 {
 		more = append(more, claim.Place)
 	}
 	rep, _, err := s.run(ctx, s.scripts.acquire, key, claim, more...)
@@ -192,6 +194,7 @@ func (s *redisStore) Acquire(ctx context.Context, key string, claim Claim) (Gran
 	case denied != nil:
 		s.denied.Store(nil)
 	}
+	s.messages.tell(rep.told...)
 	return rep.grant(claim.Lease), nil
 }
 
@@ -289,9 +292,9 @@ func (s *redisStore) run(ctx context.Context, script *script, key string, claim 
 }
 
 // reply is what a script answers: an integer, of a new lock its fence; or {1, left, fence}
-// and from a release the successor's token; or {0, left of the one in the way, why} and
-// from an acquire place, 1 if it is new, length of the line, and the tokens that are to hear of it,
-// by spaces. left is for how long, in microseconds.
+// and, by spaces, the tokens that are to hear of it (of a release, the successor's); or {0, left of
+// the one in the way, why} and from an acquire place, 1 if it is new, length of the line, and such
+// tokens. left is for how long, in microseconds.
 type reply struct {
 	plain    bool // an integer
 	left     int64

@@ -23,9 +23,10 @@ type scriptCall struct {
 	holder, line, alive, token string
 	handled                    string // empty: the token names no delivery
 	lease                      int64
-	more                       [2]int64
-	asking                     bool  // to a server that is about to get the key: see servers.redirect
-	args                       []any // of the command: EVALSHA hash number of keys, keys... token lease more...
+	more                       [3]int64
+	since                      time.Time // see age; zero: there is none
+	asking                     bool      // to a server that is about to get the key: see servers.redirect
+	args                       []any     // of the command: EVALSHA hash number of keys, keys... token lease more...
 
 	// Where it travels with others:
 	deadline time.Time
@@ -34,7 +35,7 @@ type scriptCall struct {
 	err      error
 }
 
-// newCall makes a call with the keys of a lock, the claim's token and lease, and at most two
+// newCall makes a call with the keys of a lock, the claim's token and lease, and at most three
 // more arguments. Most of them are passed as pointers into the call, which saves an allocation
 // for each; but not the first key, from which a cluster's client computes the slot.
 func newCall(script *script, key string, claim Claim, more []int64) *scriptCall {
@@ -51,17 +52,27 @@ func newCall(script *script, key string, claim Claim, more []int64) *scriptCall 
 		c.handled = tagged + done + delivery
 		keys++
 	}
-	c.args = append(make([]any, 0, 12), "evalsha", script.hash, keys, key, &c.holder, &c.line, &c.alive)
+	c.args = append(make([]any, 0, 13), "evalsha", script.hash, keys, key, &c.holder, &c.line, &c.alive)
 	if delivery != "" {
 		c.args = append(c.args, &c.handled)
 	}
 	c.args = append(c.args, script.keys...)
 	c.args = append(c.args, &c.token, &c.lease)
+	if len(more) == 3 {
+		c.since = claim.Since
+	}
 	for i := range more {
 		c.more[i] = more[i]
 		c.args = append(c.args, &c.more[i])
 	}
 	return c
+}
+
+// age brings the claim's age up to date, before the call is sent again.
+func (c *scriptCall) age() {
+	if !c.since.IsZero() {
+		c.more[2] = time.Since(c.since).Microseconds()
+	}
 }
 
 func (c *scriptCall) command(ctx context.Context) *redis.Cmd {

@@ -83,9 +83,21 @@ type Claim struct {
 	// lost is taken again by that.
 	Place int64
 
+	// Since is when a claim came that supersedes others: by that they are told older from newer, in
+	// whatever order they ask. Zero: now.
+	Since time.Time
+
 	// Done, in a Release, is for how long the token's delivery counts as handled from now on: to the
 	// millisecond. Zero: it may be tried again.
 	Done time.Duration
+}
+
+// age is for how long the claim has been there, in microseconds.
+func (c *Claim) age() int64 {
+	if c.Since.IsZero() {
+		return 0
+	}
+	return max(0, time.Since(c.Since).Microseconds())
 }
 
 // A Process tells those apart that share a Store. Its tokens begin with it.
@@ -110,9 +122,9 @@ func (t Token) Handling(id string) Token {
 	return t + Token("."+hex.EncodeToString(sum[:len(sum)/2]))
 }
 
-// Superseding returns the token for a claim that takes the place of all others of its kind that
-// wait: they are refused with [ErrSuperseded] from then on. It does not do that to a delivery that
-// is newer than its own, which is handled just now.
+// Superseding returns the token for a claim that takes the place of all others of its kind that came
+// before it and wait: they are refused with [ErrSuperseded] from then on. For a delivery that is handled
+// just now it does not do that: what is sent again is older than what waits.
 func (t Token) Superseding() Token { return t + superseding }
 
 const superseding = "!"
@@ -128,6 +140,10 @@ func (t Token) delivery() string {
 	_, random, _ := strings.Cut(string(t), ".")
 	_, delivery, _ := strings.Cut(random, ".")
 	return strings.TrimSuffix(delivery, superseding)
+}
+
+func (t Token) sameDelivery(other Token) bool {
+	return t != other && t.delivery() != "" && t.delivery() == other.delivery()
 }
 
 func (t Token) supersedes() bool { return strings.HasSuffix(string(t), superseding) }

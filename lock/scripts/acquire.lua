@@ -2,44 +2,49 @@
 --
 -- ARGV[3]  mode   none: go away when refused, 1 line up when refused, 2 line up in any case
 -- ARGV[4]  place  of the caller in the line, as this script said before, if it has one
+-- ARGV[5]  age    microseconds since the caller came, if it supersedes others
 --
 -- fence, for a lock that lasts for the whole lease from now on at least; or
--- {1, time left, fence}; or
+-- {1, time left, fence}; or that with tokens as below; or
 -- {0, time left of the one in the way, why, place, 1 if the place is new, length of the line,
 --  tokens that are to hear of this question, by spaces: the one to which it handed the
 --  lock, and those whose place it took}
 
-local mode, place = ARGV[3], tonumber(ARGV[4] or 0)
+local mode, place, age = ARGV[3], tonumber(ARGV[4] or 0), ARGV[5]
 local mine = token .. ' ' .. ARGV[2]
 local stands, added, told = false, 0, {}
 
--- Newest wins: of those who say so, one waits.
-local function supersedes(name) return string.find(name, '!', 1, true) end
-local newest
+-- Newest wins: of those who say so, one waits. What counts is when they came; n in the
+-- holder record has the moment and the token of the last one that got a place, or the lock.
+local newest, newest_token
 
 local function rivals()
   local others = {}
   for _, entry in ipairs(redis.call('ZRANGE', line, 0, -1)) do
-    if supersedes(entry) and entry ~= mine then
+    if string.find(entry, '!', 1, true) and entry ~= mine then
       others[#others + 1] = entry
     end
   end
   return others
 end
 
+-- Takes the places of the others, for a token that came at place.
+local function supersede()
+  if not newest or newest_token == token then return end
+  newest_token = token
+  redis.call('HSET', holder, 'n', string.format('%.0f %s', place, token))
+  for _, rival in ipairs(rivals()) do
+    redis.call('ZREM', line, rival)
+    told[#told + 1] = string.match(rival, '^%S+')
+    tell(process_of(rival), told[#told])
+  end
+end
+
 local function line_up()
   if stands then return end
   stands = true
+  supersede()
   local wanted = place ~= 0 and place or now_us
-  if newest then
-    wanted = math.max(wanted, place ~= 0 and newest or newest + 1)
-    redis.call('HSET', holder, 'n', wanted)
-    for _, rival in ipairs(wanted > newest and rivals() or {}) do
-      redis.call('ZREM', line, rival)
-      told[#told + 1] = string.match(rival, '^%S+')
-      tell(process_of(rival), told[#told])
-    end
-  end
   added = redis.call('ZADD', line, 'NX', wanted, mine)
   -- It may have a place that it was never told of: the reply got lost.
   place = added == 1 and wanted or tonumber(redis.call('ZSCORE', line, mine))
@@ -69,15 +74,23 @@ end
 
 local free_at, why = blocker()
 local owner, _ = t
-if mode and supersedes(token) then
-  newest = tonumber(redis.call('HGET', holder, 'n') or 0)
-  if place == 0 then
-    -- It may have a place that it was never told of.
-    place = tonumber(redis.call('ZSCORE', line, mine) or 0)
+if age then
+  local moment, of = string.match(redis.call('HGET', holder, 'n') or '', '^(%d+) (%S+)$')
+  newest, newest_token = tonumber(moment or 0), of
+  if newest_token == token then
+    place = newest -- of which it may not have been told: the reply got lost
+  elseif place == 0 then
+    -- A newest one from the future says that the clock was set back.
+    place = newest > now_us and newest + 1 or now_us - age
   end
-  if place ~= 0 and place < newest
-      or place == 0 and explain(why, owner) == 'same-delivery' and #rivals() > 0 then
+  local outdated = newest_token ~= token and place <= newest
+  if newest_token ~= token and explain(why, owner) == 'same-delivery' then
     -- What is sent again while it is handled is older than what waits.
+    for _, rival in ipairs(rivals()) do
+      outdated = outdated or lives(rival)
+    end
+  end
+  if outdated then
     return {0, 0, 'superseded'}
   end
 end
@@ -98,10 +111,14 @@ if not why and mode ~= '2' then
         redis.call('HDEL', holder, 'l') -- the line is empty, and not only late
       end
     end
+    supersede()
     local fence = math.max(f + 1, now_us)
-    local written = write(now + lease + grain, token)
-    redis.call('HSET', holder, 't', token, 'e', written, 'f', fence)
+    local expiry = now + lease + grain
+    redis.call('HSET', holder, 't', token, 'e', write(expiry, token), 'f', fence)
     keep_record(lease)
+    if #told > 0 then
+      return {1, left(expiry), fence, table.concat(told, ' ')}
+    end
     return fence
   end
   -- Nobody takes it before the first, who may not know yet that it is free.

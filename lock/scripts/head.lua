@@ -8,7 +8,7 @@
 --                  l the microsecond until which somebody in line may live,
 --                  c the process that was handed the lock and has not confirmed
 --                  it yet, p the token that handed it over;
---                  n the place of the newest claim that superseded others
+--                  n "moment token" of the newest claim that supersedes others
 -- KEYS[3]  line    sorted set of those who wait: "token lease" by place
 -- KEYS[4]  alive   hash: process -> the microsecond until which it counts as alive
 -- KEYS[5]  done    only for a token that names a delivery: exists while that counts

@@ -11,16 +11,17 @@ end
 
 local function process_of(name) return string.match(name, '^[^.]*') end
 
+local function lives(entry)
+  local process = process_of(entry)
+  return process == process_of(token) or tonumber(redis.call('HGET', alive, process) or 0) >= now_us
+end
+
 -- The first in line, without the dead ones before it; or nil.
 local function first_in_line()
   if line_until < now_us then return nil end
   while true do
     local entry = redis.call('ZRANGE', line, 0, 0)[1]
-    if not entry then return nil end
-    local process = process_of(entry)
-    if process == process_of(token) or tonumber(redis.call('HGET', alive, process) or 0) >= now_us then
-      return entry
-    end
+    if not entry or lives(entry) then return entry end
     redis.call('ZREM', line, entry)
   end
 end
