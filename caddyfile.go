@@ -122,6 +122,9 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := h.checkProtocol(); err != nil {
 		return d.Errf("protocol: %v", err)
 	}
+	if err := h.checkBuffer(); err != nil {
+		return d.Errf("buffer: %v", err)
+	}
 	if err := h.checkDedupe(); err != nil {
 		return d.Errf("dedupe: %v", err)
 	}

@@ -40,6 +40,15 @@ func newFields(templates []string) (fields, error) {
 	return f, nil
 }
 
+// hasPlaceholder is true if the template is not the same text for all requests.
+func hasPlaceholder(template string) (found bool) {
+	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(template, func(string, any) (any, error) {
+		found = true
+		return nil, nil
+	})
+	return found
+}
+
 func (f fields) add(placeholder string) error {
 	key, ours := strings.CutPrefix(placeholder, "http.redis_lock.")
 	kind, path, _ := strings.Cut(key, ".")
@@ -130,7 +139,8 @@ func jsonValue(value gjson.Result, path []string) string {
 }
 
 // jsonChild returns what an object has for a key, or an array at an index. A key that occurs twice
-// has no value: the app may take the one for it that was not taken here.
+// has no value: the app may take the one for it that was not taken here. To many apps, keys that differ
+// in their case are the same.
 func jsonChild(parent gjson.Result, step string) (child gjson.Result) {
 	found := 0
 	parent.ForEach(func(key, value gjson.Result) bool {
@@ -140,6 +150,8 @@ func jsonChild(parent gjson.Result, step string) (child gjson.Result) {
 		}
 		if name == step {
 			child = value
+		}
+		if strings.EqualFold(name, step) {
 			found++
 		}
 		return true

@@ -72,11 +72,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	waiting, stop := h.waitingContext(r, client)
 	arrived := time.Now()
 	held, err := locker.Acquire(waiting, name, acquire...)
-	stop()
 	report.waited(time.Since(arrived))
 	if err != nil {
+		defer stop()
 		return h.refuse(w, report, name, err)
 	}
+	stop()
 	report.taken(held)
 	return h.serve(next, report, h.hold(w, r, client, held, locker, key, name))
 }
@@ -201,6 +202,10 @@ func (h *Handler) refuse(w http.ResponseWriter, report report, name string, err 
 		full, _ := errors.AsType[*lock.LineFullError](err)
 		why, line = full.Why, full.Line
 		report.outcome(outcomeFull)
+	case errors.Is(err, errExiting):
+		h.logger.Error("the request waited when caddy exited, and is not served", nameField(name))
+		report.outcome(outcomeError)
+		return report.retryLater(w, http.StatusServiceUnavailable, 0, err)
 	default: // the client is gone
 		report.outcome(outcomeError)
 		return caddyhttp.Error(statusClientClosed, err)

@@ -205,9 +205,9 @@ func (h *Handler) waitingContext(r *http.Request, client context.Context) (conte
 	nested := client != r.Context()
 	switch stays := h.OnDisconnect == stayRun && hasWholeBody(r); {
 	case stays && nested:
-		return r.Context(), func() {}
+		return stayers.begin(r.Context())
 	case stays:
-		return context.WithoutCancel(client), func() {}
+		return stayers.begin(context.WithoutCancel(client))
 	case !nested:
 		return client, func() {}
 	}

@@ -281,7 +281,7 @@ func (h *Handler) Validate() error {
 		{"wait", checkNotNegative(time.Duration(h.Wait))},
 		{"queue", checkNotNegative(*h.Queue)},
 		{"max_hold", checkPositive(time.Duration(h.MaxHold))},
-		{"buffer", checkNotNegative(*h.Buffer)},
+		{"buffer", h.checkBuffer()},
 		{"on_disconnect", checkOneOf(finishRun, stayRun, cancelRun)(h.OnDisconnect)},
 		{"on_lost", checkOneOf(cancelRun, continueRun)(h.OnLost)},
 		{"fence_header", h.checkFenceHeader()},
@@ -391,6 +391,17 @@ func (h *Handler) checkFenceHeader() error {
 	return checkFenceHeader(h.FenceHeader)
 }
 
+// checkBuffer works before and after the defaults are set.
+func (h *Handler) checkBuffer() error {
+	switch fields, _ := newFields(h.templates()); {
+	case h.Buffer == nil:
+		return nil
+	case *h.Buffer == 0 && !fields.none():
+		return errors.New("0: a name or an id asks for the body, which must be buffered for that; leave buffer 0 out")
+	}
+	return checkNotNegative(*h.Buffer)
+}
+
 func (h *Handler) checkDedupe() error {
 	switch {
 	case h.Dedupe == nil:
@@ -407,6 +418,9 @@ func (d *Dedupe) check() error {
 	}
 	if _, err := newFields([]string{d.ID}); err != nil {
 		return err
+	}
+	if !hasPlaceholder(d.ID) {
+		return fmt.Errorf("%q is the same for all deliveries, so that only the first would be handled; it needs a placeholder, such as {header.X-GitHub-Delivery}", d.ID)
 	}
 	return checkPositive(time.Duration(d.Window))
 }

@@ -288,8 +288,14 @@ func (a *acquisition) lineFull() error {
 // timeOut looks once more on behalf of a delivery, as the one in the way may be another one by now.
 func (a *acquisition) timeOut() error {
 	if a.request.delivery != "" && a.outage().current() == nil {
-		if err := a.look(); errors.Is(err, ErrDone) || errors.Is(err, ErrUnavailable) {
+		err := a.look()
+		if errors.Is(err, ErrDone) {
 			return err
+		}
+		if errors.Is(err, ErrUnavailable) {
+			if a.why = a.locker.lines.heldHere(a.handle); a.why == "" {
+				return err
+			}
 		}
 	}
 	return &TimeoutError{Why: a.why, Line: a.locker.lines.others(a.handle)}

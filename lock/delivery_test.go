@@ -8,8 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
 	"github.com/caddy-redis-lock/caddy-redis-lock/lock"
 )
@@ -208,166 +206,6 @@ func TestHandledDeliveryIsNoted(t *testing.T) {
 	}
 }
 
-// displaced starts a waiter that is to be superseded.
-func displaced(t *testing.T, l *lock.Locker, group *sync.WaitGroup, options ...lock.AcquireOption) {
-	group.Go(func() {
-		_, err := l.Acquire(t.Context(), "name", append([]lock.AcquireOption{lock.Wait(time.Hour), lock.Supersede()}, options...)...)
-		wantError(t, err, lock.ErrSuperseded)
-	})
-}
-
-func TestNewestWins(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLocker(t)
-		other := lock.New(store.Store, lock.Options{})
-		h := acquire(t, l, "name", lock.Lease(time.Hour), lock.Supersede())
-		var old, waiting sync.WaitGroup
-		var served []int
-		waits(t, l, &waiting, &served, 1)
-		for i := range 9 {
-			displaced(t, []*lock.Locker{l, other}[i%2], &old, lock.Queue(2))
-			synctest.Wait()
-		}
-		waits(t, l, &waiting, &served, 2, lock.Supersede(), lock.Queue(2))
-		begin := time.Now()
-		old.Wait()
-		if waited := time.Since(begin); waited != 0 {
-			t.Errorf("those that were displaced heard of it after %v, want at once", waited)
-		}
-		release(t, h)
-		waiting.Wait()
-		if len(served) != 2 || served[1] != 2 {
-			t.Errorf("served %v, want the one that supersedes nobody, and the newest", served)
-		}
-	})
-}
-
-// While the Store is away all of them wait. Who is the newest does not depend on who asks first then.
-func TestNewestWinsAfterOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for range 100 {
-			l, store := newLocker(t)
-			h := acquire(t, l, "name", lock.Lease(time.Hour))
-			store.onAcquire(refuseConnections)
-			var old, waiting sync.WaitGroup
-			var served []int
-			for range 3 {
-				displaced(t, l, &old)
-				time.Sleep(time.Second)
-			}
-			waits(t, l, &waiting, &served, 1, lock.Supersede())
-			store.onAcquire(nil)
-			release(t, acquire(t, l, "another")) // the Store is back
-			old.Wait()
-			release(t, h)
-			waiting.Wait()
-		}
-	})
-}
-
-// Nobody counts as older or newer by when the Store hears of it, or how often.
-func TestOlderDisplacesNobody(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	store := openGetSet(t, server)
-	came := time.Now()
-	newClaim := func(after time.Duration) lock.Claim {
-		return lock.Claim{Token: newToken().Superseding(), Lease: time.Hour, Wait: true, Since: came.Add(after - time.Minute)}
-	}
-	want := func(c lock.Claim, want error) {
-		t.Helper()
-		_, err := store.Acquire(t.Context(), mainKey, c)
-		wantError(t, err, want)
-	}
-	holder, older, old, newest := newClaim(0), newClaim(1*time.Second), newClaim(2*time.Second), newClaim(3*time.Second)
-	want(holder, nil)
-	want(old, lock.ErrHeld)
-	want(old, lock.ErrHeld) // its answer was lost: it does not know its place
-	want(newest, lock.ErrHeld)
-	want(old, lock.ErrSuperseded)
-	want(older, lock.ErrSuperseded)
-	_, err := store.Release(t.Context(), mainKey, holder)
-	wantError(t, err, nil)
-	want(newest, nil)
-	_, err = store.Release(t.Context(), mainKey, newest)
-	wantError(t, err, nil)
-	want(older, lock.ErrSuperseded) // the lock is free, and a newer one had it
-	last := newClaim(4 * time.Second)
-	want(last, nil) // at once, without having stood in line
-	_, err = store.Release(t.Context(), mainKey, last)
-	wantError(t, err, nil)
-	want(newClaim(3500*time.Millisecond), lock.ErrSuperseded)
-}
-
-// The Store hands the lock to one that has been superseded meanwhile: it does not start, and the
-// newest gets it.
-func TestSupersededWhileItAsks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, store := newLocker(t)
-		other := lock.New(store.Store, lock.Options{})
-		h := acquire(t, other, "name", lock.Lease(time.Hour))
-		var old, waiting sync.WaitGroup
-		displaced(t, l, &old)
-		synctest.Wait()
-		store.onAcquire(func(next func() (lock.Grant, error)) (lock.Grant, error) {
-			store.onAcquire(nil)
-			release(t, h)
-			defer time.Sleep(10 * time.Second) // a slow answer
-			return next()
-		})
-		time.Sleep(lock.Heartbeat + time.Second)
-		var served []int
-		waits(t, l, &waiting, &served, 1, lock.Supersede())
-		old.Wait()
-		waiting.Wait()
-	})
-}
-
-func TestNewestWinsAcrossProcesses(t *testing.T) {
-	t.Parallel()
-	for name, start := range map[string]func(t *testing.T) (open func() lock.Store, client *redis.Client){
-		"one server": func(t *testing.T) (func() lock.Store, *redis.Client) {
-			server := redistest.Start(t)
-			return over(t, lock.NewGetSet, clientOptions(server.Addr)), server.Client
-		},
-		"cluster": func(t *testing.T) (func() lock.Store, *redis.Client) {
-			cluster := redistest.StartCluster(t)
-			return overCluster(t, cluster), cluster.MasterOf(t, "lock.name").Client
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			open, client := start(t)
-			here, there := lock.New(open(), lock.Options{}), lock.New(open(), lock.Options{})
-			h := acquire(t, here, "name", lock.Supersede())
-			var waiting sync.WaitGroup
-			inLine := ""
-			next := func() { // waits until another one stands in line than before
-				t.Helper()
-				before := inLine
-				await(t, "the newest to stand in line, and no other", func() bool {
-					line := client.ZRange(t.Context(), "{lock.name}:line", 0, -1).Val()
-					if len(line) == 1 {
-						inLine = line[0]
-					}
-					return inLine != before
-				})
-			}
-			for _, l := range []*lock.Locker{there, here, there, there, here} {
-				displaced(t, l, &waiting)
-				next()
-			}
-			waiting.Go(func() {
-				release(t, acquire(t, there, "name", lock.Wait(time.Hour), lock.Supersede()))
-			})
-			next()
-			release(t, h)
-			waiting.Wait()
-			closeAll(t, here, there)
-		})
-	}
-}
-
 func TestQuorumHasNoDeliveries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := lock.New(lock.NewQuorum(lock.Node{Store: lock.NewMemory()}), lock.Options{})
@@ -433,4 +271,48 @@ func TestForeignHolderHandlesNoDelivery(t *testing.T) {
 	for _, err := range []error{acquire, store.Inspect(t.Context(), mainKey, token)} {
 		wantReason(t, err, lock.ForeignHolder)
 	}
+}
+
+// While it looks, the one in the way fails: the lock is free by then.
+func TestDeliveryIsFreeWhenItLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, store := newLocker(t)
+		inspects := &inspected{faulty: store}
+		l := lock.New(inspects, lock.Options{})
+		h := acquire(t, l, "name", lock.Dedupe("x"))
+		inspects.before = func() error { return h.Release(context.Background()) }
+		release(t, acquire(t, l, "name", lock.Dedupe("x")))
+	})
+}
+
+// inspected has something done before the Store is looked at.
+type inspected struct {
+	*faulty
+	before func() error
+}
+
+func (s *inspected) Inspect(ctx context.Context, key string, token lock.Token) error {
+	if err := s.before(); err != nil {
+		return err
+	}
+	return s.faulty.Inspect(ctx, key, token)
+}
+
+// The Store is away, but that the same delivery runs is known here.
+func TestDeliveryUnderWayInOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, store := newLocker(t)
+		l := lock.New(&inspected{store, func() error { return errNoDial }}, lock.Options{})
+		h := acquire(t, l, "name", lock.Dedupe("x"))
+		store.onAcquire(refuseConnections)
+		for delivery, want := range map[string]lock.Reason{"x": lock.SameDelivery, "y": lock.Held} {
+			_, err := l.Acquire(t.Context(), "name", lock.Dedupe(delivery))
+			wantError(t, err, lock.ErrHeld)
+			wantReason(t, err, want)
+			_, err = l.Acquire(t.Context(), "name", lock.Dedupe(delivery), lock.Wait(time.Second))
+			wantError(t, err, lock.ErrTimeout)
+			wantReason(t, err, want)
+		}
+		release(t, h)
+	})
 }

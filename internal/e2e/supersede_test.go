@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/caddy-redis-lock/caddy-redis-lock/internal/redistest"
@@ -131,6 +132,92 @@ func TestRedeliveryDisplacesNobody(t *testing.T) {
 	}
 	if order := up.order(); !slices.Equal(order, []string{"0", "1"}) {
 		t.Errorf("ran %v, want both, once", order)
+	}
+}
+
+// Redis hangs, and the sender of the delivery that runs sends it again, as it has no answer: the newest runs.
+func TestRedeliveryWhileRedisHangs(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startCaddy(t, "redis_lock {\nredis "+server.Addr+" {\ndial_timeout 100ms\nop_timeout 200ms\n}\nlease 1m\n}",
+		"redis_lock deploy {\nwait 1m\nsupersede\ndedupe {header.X-Id}\n}\n"+up.proxy())
+	answers := burst(t, server, up, 2, c)
+	server.Pause()
+	again := inFlight(t, c.url, "X-Id", "0")
+	c.awaitLog(t, "redis is unavailable")
+	server.Resume()
+	wantStatus(t, <-again, 202)
+	up.letGo()
+	for _, a := range answers {
+		wantStatus(t, <-a, 200)
+	}
+	if order := up.order(); !slices.Equal(order, []string{"0", "1"}) {
+		t.Errorf("ran %v, want both", order)
+	}
+}
+
+// A Caddy is stopped with the one that waits. A newer one runs at another Caddy meanwhile, and is the last.
+func TestOlderDoesNotRunLast(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	const site = "redis_lock deploy {\nwait 1m\nsupersede\n}\n"
+	one, two := startCaddy(t, onRedis(server), site+up.proxy()), startCaddy(t, onRedis(server), site+up.proxy())
+	answers := burst(t, server, up, 2, one, two)
+	two.stop()
+	up.letGo()
+	wantStatus(t, <-answers[0], 200)
+	post(t, one.url, 200, "X-Id", "newest") // when it turns out that nobody is there
+	two.cont()
+	wantStatus(t, <-answers[1], 202)
+	if order := up.order(); !slices.Equal(order, []string{"0", "newest"}) {
+		t.Errorf("ran %v", order)
+	}
+}
+
+// Caddy exits, and with it what waits though its sender has hung up: that is in the log.
+func TestExitWithTheNewest(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	site := "redis_lock deploy {\nwait 1m\nsupersede\n}\n" + up.proxy()
+	one, exits := startCaddy(t, onRedis(server), site), startCaddy(t, "grace_period 1s\n"+onRedis(server), site)
+	answers := burst(t, server, up, 2, one)
+	ctx, hangUp := context.WithCancel(t.Context())
+	gone := make(chan answer)
+	go func() { gone <- do(ctx, newClient(t), http.MethodPost, exits.url, "newest", "X-Id", "newest") }()
+	wantStatus(t, <-answers[1], 202)
+	hangUp()
+	<-gone
+	exits.terminate()
+	<-exits.ended
+	for _, text := range []string{"the newest request was not served", "the request waited when caddy exited", `"name":"deploy"`} {
+		if !strings.Contains(exits.log.String(), text) {
+			t.Errorf("%q is not in the log", text)
+		}
+	}
+	if n := inLine(t, server, "deploy"); n != 0 {
+		t.Errorf("%d left in line", n)
+	}
+	up.letGo()
+	wantStatus(t, <-answers[0], 200)
+}
+
+// Who is refused because Redis is away has displaced nobody, and is not reported as if it had.
+func TestNoReportOfThoseWhoNeverWaited(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	up := startUpstream(t, nil)
+	c := startCaddy(t, onRedis(server), "redis_lock deploy {\nwait 1m\nsupersede\n}\n"+up.proxy())
+	server.Kill()
+	for range 3 {
+		post(t, c.url, 503)
+	}
+	c.terminate()
+	<-c.ended
+	if strings.Contains(c.log.String(), "the newest request was not served") {
+		t.Error("reported")
 	}
 }
 
