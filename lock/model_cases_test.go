@@ -35,6 +35,7 @@ var modelCases = map[protocol][]modelCase{
 		{name: "newest", callers: []modelCaller{{0, 1, true, ""}, {0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 1, atLeast: 3000},
 		{name: "newestslow", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 2, atLeast: 20000, slow: 1},
 		{name: "newestfault", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 1, atLeast: 12000, slow: 1, faults: 1},
+		{name: "newesthere", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {0, 1, true, "!"}}, ticks: 1, atLeast: 15000, slow: 1, faults: 2},
 		{name: "newestlost", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 1, atLeast: 5000, leaves: 1, crashes: 1, meddles: 1, meddle: []int8{loseLine, loseAlive}},
 		{name: "newestback", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 2, atLeast: 8000, meddles: 1, meddle: []int8{stepBack}},
 		{name: "delivery", callers: []modelCaller{{0, 1, true, ".a"}, {0, 1, true, ".a"}, {1, 1, true, ".a"}}, ticks: 2, atLeast: 12000, slow: 1, fails: 1},

@@ -29,6 +29,7 @@ const (
 type marks struct {
 	newestPlace int8 // that one who supersedes had in the line
 	newest      int8 // who had it
+	leftTo      int8 // to whom it left its place, in its process
 	newestLate  bool // by a request for whose answer it waited no longer
 	owes        int8 // who took the place of others, by a request that was not late, and has not begun yet
 	handled     [deliveries]bool
@@ -101,6 +102,9 @@ func (m *model) stay(w *world, who int8) {
 		if rival != newest {
 			check(rank(rival) <= rank(newest), "caller %d supersedes %d, which is newer", newest+1, rival+1)
 			w.callers[rival].superseded = true
+			if rival+1 == w.marks.newest || rival+1 == w.marks.leftTo {
+				w.marks.leftTo = newest + 1
+			}
 		}
 	}
 }
@@ -142,7 +146,7 @@ func (m *model) checkMarks(w *world, before *modelKeys, request message, a answe
 	}
 	check(standing <= 1, "%d stand in line that supersede one another", standing)
 	if newestPlace > marks.newestPlace {
-		marks.newestPlace, marks.newest, marks.newestLate = newestPlace, request.who, late
+		marks.newestPlace, marks.newest, marks.newestLate, marks.leftTo = newestPlace, request.who, late, 0
 		switch {
 		case late:
 			marks.owes = 0
@@ -164,13 +168,9 @@ func (m *model) checkEnd(w *world) {
 	if marks.newest == 0 || marks.newestLate {
 		return
 	}
-	newest := m.callers[marks.newest-1]
-	if w.callers[marks.newest-1].fate == superseded {
-		// In its process only, by one that got no answer.
-		unanswered := false
-		for i, caller := range m.callers {
-			unanswered = unanswered || caller.supersedes() && caller.process == newest.process && w.callers[i].fate != superseded
-		}
-		check(m.faults > 0 && unanswered, "caller %d is the newest, and is superseded", marks.newest)
+	newest := marks.newest
+	if marks.leftTo > 0 {
+		newest = marks.leftTo // one that got no answer, and is taken for newer
 	}
+	check(w.callers[newest-1].fate != superseded, "caller %d is the newest, and is superseded", newest)
 }
