@@ -59,12 +59,12 @@ func fakeTime(source string) string {
 // redisDoes returns what the keys are after a request, and its answer.
 func (m *model) redisDoes(now int8, keys modelKeys, request message) (modelKeys, answer) {
 	// Which places and fences they are exactly does not matter to Redis either.
-	fence, places := keys.f, []*int8{&request.place}
+	fence, places := keys.f, []*int8{&request.place, &keys.n}
 	keys.f = min(fence, 1)
 	for i := range keys.line {
 		places = append(places, &keys.line[i].place)
 	}
-	var before [maxCallers + 2]int8
+	var before [maxCallers + 3]int8
 	was := make([]int8, 0, len(places))
 	for _, place := range places {
 		was = append(was, *place)
@@ -93,7 +93,7 @@ func (m *model) redisDoes(now int8, keys modelKeys, request message) (modelKeys,
 		m.known[question] = done
 	}
 	done.keys.f, done.answer.fence = fenceOf(done.keys.f), fenceOf(done.answer.fence)
-	done.answer.place = placeOf(done.answer.place)
+	done.answer.place, done.keys.n = placeOf(done.answer.place), placeOf(done.keys.n)
 	for i := range done.keys.line {
 		done.keys.line[i].place = placeOf(done.keys.line[i].place)
 	}
@@ -110,7 +110,7 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 	case acquireRequest:
 		claim.Wait, claim.LineUp = request.mode > 0, request.mode == 2
 		if request.place > 0 {
-			claim.Place = m.ago(now) + int64(request.place)
+			claim.Place = m.placeAt(now, request.place)
 		}
 		var grant Grant
 		grant, err = m.store.Acquire(ctx, modelKey, claim)
@@ -120,7 +120,10 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 		grant, err = m.store.Renew(ctx, modelKey, claim)
 		a = m.granted(now, grant)
 	case releaseRequest:
-		claim.Wait = request.mode > 0
+		claim.Wait = request.mode == asWaiter
+		if request.mode == handledWell {
+			claim.Done = time.Hour
+		}
 		var next Successor
 		next, err = m.store.Release(ctx, modelKey, claim)
 		if next.Token != "" {
@@ -129,9 +132,15 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 		}
 	}
 	a.yes = err == nil
-	if held, ok := errors.AsType[*HeldError](err); ok {
+	held, ok := errors.AsType[*HeldError](err)
+	switch {
+	case ok:
 		a = answer{place: m.rank(now, held.Place)}
-	} else if err != nil && !errors.Is(err, ErrLost) {
+	case errors.Is(err, ErrDone):
+		a = answer{no: done}
+	case errors.Is(err, ErrSuperseded):
+		a = answer{no: superseded}
+	case err != nil && !errors.Is(err, ErrLost):
 		m.t.Fatal(err)
 	}
 	return redisStep{keys: m.dump(now), answer: a}
@@ -140,12 +149,13 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 const modelKey = "lock.foo"
 
 func (m *model) token(who int8) Token {
-	return Token(fmt.Sprintf("P%d.%d", m.callers[who-1].process, who))
+	caller := m.callers[who-1]
+	return Token(fmt.Sprintf("P%d.%d%s", caller.process, who, caller.mark))
 }
 
 func (m *model) caller(token string) int8 {
 	_, who, _ := strings.Cut(token, ".")
-	return int8(must(strconv.Atoi(who)))
+	return int8(must(strconv.Atoi(who[:1])))
 }
 
 func (m *model) granted(now int8, grant Grant) answer {
@@ -157,12 +167,21 @@ func (m *model) granted(now int8, grant Grant) answer {
 func (m *model) micros(ticks int8) int64 { return second0*1e6 + int64(ticks)*1e6/perSecond }
 func (m *model) ago(now int8) int64      { return m.micros(now) - 1000 }
 
+// places are ahead of the clock, too, where that may step back and none is made by the clock alone.
+func (m *model) placeAt(now, rank int8) int64 {
+	from := m.ago(now)
+	if slices.Contains(m.meddle, stepBack) && m.callers[0].supersedes() {
+		from = m.micros(now) + 1e6
+	}
+	return from + rankStep*int64(rank)
+}
+
 func (m *model) rank(now int8, micros int64) int8 {
-	switch rank := micros - m.ago(now); {
+	switch rank := micros - m.placeAt(now, 0); {
 	case micros == 0:
 		return 0
-	case rank > 0 && rank < newest:
-		return int8(rank)
+	case rank > 0 && rank%rankStep == 0 && rank/rankStep < newest:
+		return int8(rank / rankStep)
 	}
 	return newest
 }
@@ -181,8 +200,8 @@ func (m *model) fenceRank(now int8, fence int64) int8 {
 		return 0
 	case rank < 0:
 		return 1
-	case rank%fenceStep == 0 && rank/fenceStep < newest:
-		return int8(rank / fenceStep)
+	case rank%rankStep == 0 && rank/rankStep < newest:
+		return int8(rank / rankStep)
 	}
 	return newest
 }
@@ -195,7 +214,7 @@ func (m *model) restore(now int8, k modelKeys) {
 	ctx := m.t.Context()
 	millis := func(ticks int8) time.Time { return time.UnixMicro(m.micros(ticks)) }
 	_ = must(m.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		p.Del(ctx, modelKey, holderOf, lineOf, aliveOf)
+		p.Del(ctx, append(m.doneKeys(), modelKey, holderOf, lineOf, aliveOf)...)
 		p.HSet(ctx, "clock", "s", m.micros(now)/1e6, "us", m.micros(now)%1e6)
 		if k.main != never {
 			p.Set(ctx, modelKey, m.mainText(k.main), 0)
@@ -204,13 +223,22 @@ func (m *model) restore(now int8, k modelKeys) {
 			}
 		}
 		if k.f > 0 {
-			p.HSet(ctx, holderOf, "f", m.fences(now)+fenceStep*int64(k.f))
+			p.HSet(ctx, holderOf, "f", m.fences(now)+rankStep*int64(k.f))
 		}
 		if k.t > 0 {
 			p.HSet(ctx, holderOf, "t", string(m.token(k.t)))
 		}
 		if k.p > 0 {
 			p.HSet(ctx, holderOf, "p", string(m.token(k.p)))
+		}
+		if k.n > 0 {
+			p.HSet(ctx, holderOf, "n", m.placeAt(now, k.n))
+		}
+		for i, key := range m.doneKeys() {
+			if k.done[i] {
+				p.Set(ctx, key, "1", 0)
+				p.PExpireAt(ctx, key, time.Unix(second0+600, 0))
+			}
 		}
 		if k.c > 0 {
 			p.HSet(ctx, holderOf, "c", fmt.Sprintf("P%d", k.c-1))
@@ -224,7 +252,7 @@ func (m *model) restore(now int8, k modelKeys) {
 		p.PExpireAt(ctx, holderOf, time.Unix(second0+600, 0))
 		for _, entry := range k.line {
 			if entry.who > 0 {
-				p.ZAdd(ctx, lineOf, redis.Z{Score: float64(m.ago(now) + int64(entry.place)), Member: m.entry(entry.who)})
+				p.ZAdd(ctx, lineOf, redis.Z{Score: float64(m.placeAt(now, entry.place)), Member: m.entry(entry.who)})
 			}
 		}
 		p.PExpireAt(ctx, lineOf, millis(k.lineEnd))
@@ -244,6 +272,15 @@ const (
 	aliveOf  = "{" + modelKey + "}:alive"
 )
 
+// doneKeys are those of the deliveries that the case has.
+func (m *model) doneKeys() []string {
+	var keys []string
+	for _, name := range []string{"a", "b"}[:m.deliveries()] {
+		keys = append(keys, "{"+modelKey+"}:done:"+name)
+	}
+	return keys
+}
+
 func (m *model) entry(who int8) string {
 	return fmt.Sprintf("%s %d", m.token(who), m.callers[who-1].lease)
 }
@@ -259,7 +296,7 @@ func (m *model) dump(now int8) modelKeys {
 		main = p.Get(ctx, modelKey)
 		holder, alive = p.HGetAll(ctx, holderOf), p.HGetAll(ctx, aliveOf)
 		line = p.ZRangeWithScores(ctx, lineOf, 0, -1)
-		ends = endsScript.Eval(ctx, p, []string{modelKey, holderOf, lineOf, aliveOf})
+		ends = endsScript.Eval(ctx, p, append([]string{modelKey, holderOf, lineOf, aliveOf}, m.doneKeys()...))
 		return nil
 	})
 	if err != nil && !errors.Is(err, redis.Nil) {
@@ -297,6 +334,14 @@ func (m *model) dump(now int8) modelKeys {
 	}
 	if record["c"] != "" {
 		k.c = int8(must(strconv.Atoi(record["c"][1:]))) + 1
+	}
+	if record["n"] != "" {
+		k.n = m.rank(now, must(strconv.ParseInt(record["n"], 10, 64)))
+	}
+	for i := range m.deliveries() {
+		const noTTL, noKey = -1, -2
+		k.done[i] = ms[4+i] != noKey
+		check(ms[4+i] != noTTL, "a delivery counts as handled for ever")
 	}
 	if record["f"] != "" {
 		k.f = m.fenceRank(now, must(strconv.ParseInt(record["f"], 10, 64)))

@@ -30,7 +30,7 @@ const (
 	perSecond  = 2 // ticks
 	longAgo    = -8 * perSecond
 	never      = math.MaxInt8
-	fenceStep  = 10
+	rankStep   = 10            // between two fences or places of neighbouring ranks
 	newest     = 100           // rank of a place or a fence that a script has just made
 	second0    = 4_000_000_000 // Redis's clock: so late that nothing expires by itself
 )
@@ -49,12 +49,14 @@ type (
 		meddle  []int8
 		early   bool // all come within the first tick, and nobody renews
 		prompt  bool // time passes only when everybody has done what is due; then order is strict
+		fails   int8 // whose work does not go well, counted from 1
 		atLeast int  // states
 	}
 	modelCaller struct {
 		process int8
 		lease   int8 // seconds
 		waits   bool
+		mark    string // what its token ends with: ".a", ".b" for a delivery, "!" if it supersedes
 	}
 
 	// world is a state. It has no padding and no pointers, so that it is a fast map key.
@@ -65,18 +67,20 @@ type (
 		late    [3]message // requests whose senders have given up, and which may arrive yet
 		crashed [2]bool
 		started int8 // fence of the last one that started
+		marks   marks
 
 		ticks, slow, faults, crashes, leaves, meddles int8 // left
 	}
 	// modelKeys is what Redis holds. Callers are counted from 1, processes, too; 0 is nobody.
 	modelKeys struct {
 		main, mainEnd  int8 // never: no key; no TTL. See mainText.
-		t, p, c, f     int8
+		t, p, c, f, n  int8
 		e, l           int8 // never: no such field
 		line           [maxCallers]struct{ who, place int8 }
 		lineEnd        int8
 		alive          [2]int8 // never: no such field
 		aliveEnd       int8
+		done           [deliveries]bool
 		holderHasNoEnd bool
 	}
 	callerState struct {
@@ -86,6 +90,9 @@ type (
 		doubtful        bool // a request went unanswered
 		due             bool // it is about to ask: what it was given came too late
 		placed, asker   bool // asker: it leaves without having had the lock
+		patient         bool // it was refused and stays; noted only of those that supersede
+		superseded      bool // by a newer one of its process, which it has not noticed yet
+		fate            int8
 		place, order    int8 // order of arrival, in a prompt case
 		deadline, fence int8 // of its lock, or its gift
 		op              message
@@ -96,6 +103,7 @@ type (
 	message struct{ kind, who, mode, place int8 }
 	answer  struct {
 		yes              bool
+		no               int8 // for good; see saysNo
 		ttl, fence       int8
 		place, successor int8
 	}
@@ -180,6 +188,9 @@ const (
 	countsFromAnswer
 	startsOnMessage
 	renewalRevives
+	deliveryTakesGift
+	doneKeepsLock
+	oldestStays
 )
 
 // A violation is what must not happen.
@@ -210,7 +221,7 @@ func (m *model) act(w *world, a action) bool {
 		}
 		request := w.late[a.who]
 		w.late[a.who] = message{}
-		m.execute(w, request)
+		m.execute(w, request, true)
 		return true
 	}
 	if a.do == tick {
@@ -226,7 +237,7 @@ func (m *model) act(w *world, a action) bool {
 	}
 	switch a.do {
 	case ask:
-		if !idle || c.stage > waiting || c.gift || m.early && c.stage == absent && w.ticks < m.ticks {
+		if !idle || c.stage > waiting || c.gift || c.superseded || m.early && c.stage == absent && w.ticks < m.ticks {
 			return false
 		}
 		c.stage, c.due = waiting, false
@@ -248,7 +259,7 @@ func (m *model) act(w *world, a action) bool {
 			}
 			c.order++
 		}
-		c.answer = m.execute(w, c.op)
+		c.answer = m.execute(w, c.op, false)
 		c.executed = true
 		if a.slow {
 			return true
@@ -261,10 +272,15 @@ func (m *model) act(w *world, a action) bool {
 		}
 		m.receive(w, a.who)
 	case open:
-		if !c.gift || !idle || c.stage != waiting {
+		if !c.gift && !c.superseded || !idle || c.stage != waiting || a.slow && !c.superseded {
 			return false
 		}
+		if c.superseded {
+			m.leave(w, a.who, superseded, a.slow)
+			return true
+		}
 		c.gift = false
+		m.checkGift(w, a.who)
 		m.begin(w, a.who, c.deadline, c.fence)
 	case renew:
 		if !idle || m.early || c.stage != running || c.deadline >= w.now+m.callers[a.who].lease*perSecond {
@@ -275,18 +291,21 @@ func (m *model) act(w *world, a action) bool {
 		if c.stage != running && c.stage != lost && (c.stage != leaving || !idle) || !idle && !m.abandon(w, c) {
 			return false
 		}
-		asWaiter := int8(0)
-		if c.asker && m.callers[a.who].waits {
-			asWaiter = 1
+		mode := int8(0)
+		switch {
+		case c.asker && m.callers[a.who].waits:
+			mode = asWaiter
+		case !c.asker && m.callers[a.who].delivery() > 0 && m.fails != a.who+1:
+			mode = handledWell
 		}
 		c.stage, c.deadline, c.fence = leaving, 0, 0
-		m.send(w, a, message{kind: releaseRequest, who: a.who + 1, mode: asWaiter})
+		m.send(w, a, message{kind: releaseRequest, who: a.who + 1, mode: mode})
 	case leave:
 		if !idle || c.stage != waiting || w.leaves == 0 {
 			return false
 		}
 		w.leaves--
-		m.leave(w, a.who, a.slow)
+		m.leave(w, a.who, quit, a.slow)
 	case giveUp:
 		if idle || w.faults == 0 || !m.abandon(w, c) {
 			return false
@@ -346,7 +365,7 @@ func (m *model) holderIn(w *world, who int8) bool {
 	return false
 }
 
-func (m *model) execute(w *world, request message) answer {
+func (m *model) execute(w *world, request message, late bool) answer {
 	before := w.keys
 	var a answer
 	w.keys, a = m.redisDoes(w.now, w.keys, request)
@@ -354,6 +373,7 @@ func (m *model) execute(w *world, request message) answer {
 	m.checkKey(w.now, &before, k)
 	check(k.line[0].who == 0 || k.lineEnd != never, "the line without a TTL")
 	check(!k.holderHasNoEnd, "the holder record without a TTL")
+	m.checkMarks(w, &before, request, a, late)
 	if m.mutant == startsOnMessage && k.t != before.t && k.c != 0 {
 		w.callers[k.t-1].gift, w.callers[k.t-1].deadline = true, never
 	}
@@ -370,18 +390,27 @@ func (m *model) receive(w *world, who int8) {
 	}
 	lease := min(m.callers[who].lease*perSecond, a.ttl)
 	switch {
+	case request.kind == acquireRequest && a.yes && c.superseded:
+		c.doubtful = true
+	case request.kind == acquireRequest && a.no > 0:
+		c.placed = c.placed || a.no == done // it may have been handed over
+		if m.mutant == doneKeepsLock {
+			c.placed, c.doubtful = false, false
+		}
+		m.leave(w, who, a.no, false)
 	case request.kind == acquireRequest && a.yes:
 		c.gift = false // it is the same lock
 		m.begin(w, who, t0+lease, a.fence)
 	case request.kind == acquireRequest:
 		if !m.callers[who].waits {
-			m.leave(w, who, false)
+			m.leave(w, who, quit, false)
 			return
 		}
 		c.placed = true
 		if a.place > 0 {
 			c.place = a.place
 		}
+		m.stay(w, who)
 	case request.kind == renewRequest && c.stage != running: // too late
 		if m.mutant == renewalRevives && a.yes {
 			c.stage, c.deadline = running, t0+lease
@@ -390,11 +419,16 @@ func (m *model) receive(w *world, who int8) {
 		c.deadline = max(c.deadline, t0+lease)
 	case request.kind == renewRequest:
 		c.stage, c.deadline, c.here = lost, 0, false
+		m.lost(w, who)
 	case request.kind == releaseRequest:
 		c.here = false
 		if next := a.successor - 1; a.yes && next >= 0 && m.callers[next].process == m.callers[who].process {
 			n := &w.callers[next]
-			if n.stage == waiting && !n.gift && !m.holderIn(w, who) {
+			switch {
+			case n.stage != waiting || n.gift || n.superseded:
+			case m.callers[next].delivery() > 0 && m.mutant != deliveryTakesGift:
+				n.due = true // whether it was handled meanwhile, Redis knows
+			case !m.holderIn(w, who):
 				n.gift, n.here, n.fence = true, true, a.fence
 				n.deadline = t0 + min(m.callers[next].lease*perSecond, a.ttl)
 			}
@@ -403,7 +437,7 @@ func (m *model) receive(w *world, who int8) {
 			c.doubtful = false // once more: its request may be slower than the release
 			return
 		}
-		*c = callerState{stage: gone, order: c.order}
+		*c = callerState{stage: gone, order: c.order, fate: c.fate}
 	}
 }
 
@@ -421,11 +455,13 @@ func (m *model) begin(w *world, who, deadline, fence int8) {
 	for i := range m.callers {
 		o := &w.callers[i]
 		check(o.stage != running || w.crashed[m.callers[i].process], "callers %d and %d run at once", i+1, who+1)
-		check(!m.prompt || o.stage != waiting || o.order == 0 || o.order >= c.order, "caller %d overtakes %d", who+1, i+1)
+		both := m.callers[i].supersedes() && m.callers[who].supersedes()
+		check(!m.prompt || o.stage != waiting || o.order == 0 || o.order >= c.order || both, "caller %d overtakes %d", who+1, i+1)
 	}
 	check(fence > w.started, "fence %d after %d", fence, w.started)
 	w.started = fence
 	*c = callerState{stage: running, deadline: deadline, here: true, order: c.order}
+	m.end(w, who, ran)
 	m.checkForeigner(w)
 }
 
@@ -435,18 +471,21 @@ func (m *model) unanswered(w *world, who int8) {
 	c := &w.callers[who]
 	c.doubtful = true
 	if !m.callers[who].waits || !c.placed && !m.holderIn(w, who) {
-		m.leave(w, who, false)
+		m.leave(w, who, quit, false)
+		return
 	}
+	m.stay(w, who)
 }
 
 // leave ends the waiting of a caller.
-func (m *model) leave(w *world, who int8, slow bool) {
+func (m *model) leave(w *world, who, fate int8, slow bool) {
+	m.end(w, who, fate)
 	c := &w.callers[who]
 	if !c.placed && !c.doubtful {
-		*c = callerState{stage: gone, order: c.order}
+		*c = callerState{stage: gone, order: c.order, fate: c.fate}
 		return
 	}
-	*c = callerState{stage: leaving, doubtful: c.doubtful, asker: true, here: c.here && !c.doubtful, order: c.order}
+	*c = callerState{stage: leaving, doubtful: c.doubtful, asker: true, here: c.here && !c.doubtful, order: c.order, fate: c.fate}
 	m.act(w, action{do: release, who: who, slow: slow})
 }
 
@@ -456,6 +495,7 @@ func (m *model) tick(w *world) bool {
 	for i := range m.callers {
 		if c := &w.callers[i]; c.stage == running && w.now >= c.deadline {
 			c.stage, c.deadline, c.here = lost, 0, false
+			m.lost(w, int8(i))
 		}
 	}
 	if w.now == perSecond {
@@ -515,7 +555,8 @@ func (m *model) misfortune(w *world, a action) bool {
 			if c.op.kind != 0 && !c.executed {
 				w.isLate(c.op)
 			}
-			*c = callerState{stage: gone, order: c.order}
+			m.end(w, int8(i), quit)
+			*c = callerState{stage: gone, order: c.order, fate: c.fate}
 		}
 		return true
 	case w.meddles == 0 || int(a.who) >= len(m.meddle):
@@ -542,8 +583,8 @@ func (m *model) misfortune(w *world, a action) bool {
 
 // settle renumbers places and fences, so that only their order counts.
 func (w *world) settle() {
-	var places, fences [20]*int8
-	p, f := places[:0], append(fences[:0], &w.keys.f, &w.started)
+	var places, fences [24]*int8
+	p, f := append(places[:0], &w.keys.n, &w.marks.newestPlace), append(fences[:0], &w.keys.f, &w.started)
 	for i := range w.callers {
 		c := &w.callers[i]
 		p = append(p, &c.place, &c.op.place, &c.answer.place, &w.keys.line[i].place)
@@ -595,8 +636,9 @@ func (m *model) drain(w world) int8 {
 		if further := m.drain(next); ticks > 0 {
 			ticks += min(further, never-1)
 		}
-	} else if !m.unlucky() {
-		check(w.keys.t == 0 && w.keys.line[0].who == 0, "after the end there is still %+v", w.keys)
+	} else {
+		check(m.unlucky() || w.keys.t == 0 && w.keys.line[0].who == 0, "after the end there is still %+v", w.keys)
+		m.checkEnd(&w)
 	}
 	limit := m.limit(&w)
 	check(ticks <= limit, "nobody starts for %d ticks, want %d at most, from %+v", ticks, limit, w)
@@ -641,7 +683,7 @@ func (m *model) firstOf(w *world, process int8) int8 {
 	first := int8(-1)
 	for i := range int8(len(m.callers)) {
 		c := &w.callers[i]
-		if m.callers[i].process == process && c.stage == waiting &&
+		if m.callers[i].process == process && c.stage == waiting && !c.superseded &&
 			(first < 0 || c.place != 0 && (w.callers[first].place == 0 || c.place < w.callers[first].place)) {
 			first = i
 		}
@@ -699,7 +741,7 @@ func (m *model) explore() (states, steps int, broken string) {
 		for do := range int8(actions) {
 			for who := range int8(max(maxCallers, len(m.meddle))) {
 				for _, slow := range []bool{false, true} {
-					if slow && do != ask && do != execute && do != renew && do != release && do != leave {
+					if slow && do != ask && do != execute && do != renew && do != release && do != leave && do != open {
 						continue
 					}
 					next, a := queue[at], action{do, who, slow}
