@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ func newModel(t testing.TB, p protocol, c modelCase, edit func(string) string, m
 		protocol: p, modelCase: c, t: t, client: client, mutant: mutant,
 		store: newRedisStore(client, loadScripts(p, tellNow, func(source string) string { return fakeTime(edit(source)) })),
 		known: make(map[redisStep]redisStep), drained: make(map[world]int8),
+		supersedes: slices.ContainsFunc(c.callers, modelCaller.supersedes),
 	}
 }
 
@@ -32,15 +34,17 @@ var modelCases = map[protocol][]modelCase{
 		{name: "meddle", callers: []modelCaller{{0, 1, true, ""}, {1, 2, true, ""}}, ticks: 3, atLeast: 55000, slow: 1, meddles: 2,
 			meddle: []int8{loseMain, loseLine, loseAlive, writeMain, writeSame}},
 		{name: "fault", callers: []modelCaller{{0, 1, true, ""}, {0, 2, true, ""}, {1, 1, true, ""}}, ticks: 2, atLeast: 30000, slow: 1, faults: 1},
-		{name: "newest", callers: []modelCaller{{0, 1, true, ""}, {0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 1, atLeast: 3000},
-		{name: "newestslow", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 2, atLeast: 20000, slow: 1},
-		{name: "newestfault", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 1, atLeast: 12000, slow: 1, faults: 1},
-		{name: "newesthere", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {0, 1, true, "!"}}, ticks: 1, atLeast: 15000, slow: 1, faults: 2},
+		{name: "newest", callers: []modelCaller{{0, 1, true, ""}, {0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 1, atLeast: 4000},
+		{name: "newestslow", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 2, atLeast: 35000, slow: 1},
+		{name: "newestfault", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 1, atLeast: 25000, slow: 1, faults: 1},
+		{name: "newesthere", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {0, 1, true, "!"}}, ticks: 1, atLeast: 20000, slow: 1, faults: 2},
+		{name: "newestnowhere", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {0, 1, true, "!"}}, ticks: 1, atLeast: 10000, early: true, slow: 1, faults: 1, meddles: 1, meddle: []int8{loseLine}},
 		{name: "newestlost", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 1, atLeast: 5000, leaves: 1, crashes: 1, meddles: 1, meddle: []int8{loseLine, loseAlive}},
-		{name: "newestback", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 2, atLeast: 8000, meddles: 1, meddle: []int8{stepBack}},
+		{name: "newestback", callers: []modelCaller{{0, 1, true, "!"}, {0, 1, true, "!"}, {1, 1, true, "!"}}, ticks: 2, atLeast: 25000, meddles: 1, meddle: []int8{stepBack}},
 		{name: "delivery", callers: []modelCaller{{0, 1, true, ".a"}, {0, 1, true, ".a"}, {1, 1, true, ".a"}}, ticks: 2, atLeast: 12000, slow: 1, fails: 1},
 		{name: "deliveryfault", callers: []modelCaller{{0, 1, true, ".a"}, {0, 1, true, ".a"}, {1, 1, true, ".a"}}, ticks: 1, atLeast: 5000, slow: 1, faults: 1},
-		{name: "again", callers: []modelCaller{{0, 1, true, ".a!"}, {1, 1, true, ".b!"}, {1, 1, true, ".a!"}}, ticks: 2, atLeast: 15000, slow: 1},
+		{name: "again", callers: []modelCaller{{0, 1, true, ".a!"}, {1, 1, true, ".b!"}, {1, 1, true, ".a!"}}, ticks: 2, atLeast: 25000, slow: 1},
+		{name: "againlost", callers: []modelCaller{{0, 1, true, ".a!"}, {0, 1, true, ".a!"}, {1, 1, true, ".b!"}}, ticks: 1, atLeast: 1000, meddles: 1, meddle: []int8{loseAlive}},
 	},
 	// Most of the scripts is the same: fewer cases, and shorter ones.
 	tokenProtocol: {
@@ -53,7 +57,7 @@ var modelCases = map[protocol][]modelCase{
 		{name: "meddle", callers: []modelCaller{{0, 1, true, ""}, {1, 2, true, ""}}, ticks: 3, atLeast: 38000, slow: 1, meddles: 2,
 			meddle: []int8{loseLine, loseAlive, writeMain, writeSame}},
 		{name: "deliverylost", callers: []modelCaller{{0, 1, true, ".a"}, {1, 1, true, ".a"}, {1, 1, true, ".a"}}, ticks: 3, atLeast: 4000, early: true, crashes: 1},
-		{name: "again", callers: []modelCaller{{0, 1, true, ".a!"}, {1, 1, true, ".b!"}, {1, 1, true, ".a!"}}, ticks: 1, atLeast: 8000, slow: 1, leaves: 1},
+		{name: "again", callers: []modelCaller{{0, 1, true, ".a!"}, {1, 1, true, ".b!"}, {1, 1, true, ".a!"}}, ticks: 1, atLeast: 12000, slow: 1, leaves: 1},
 	},
 }
 
@@ -119,16 +123,19 @@ func TestModelFindsMutants(t *testing.T) {
 		{tokenProtocol, "release alone unchecked", "meddle", "and redis.pcall('GET', main) == token then", "then", 0},
 		{tokenProtocol, "release alone keeps the record", "nowait", "  redis.call('HDEL', holder, 't', 'e')\n  redis.call('DEL', main)\n  return 1", "  redis.call('DEL', main)\n  return 1", 0},
 		{tokenProtocol, "no end after a removed TTL", "meddle", "if unconfirmed or expiry <= now then", "if unconfirmed then", 0},
-		{getsetProtocol, "newest not noted", "newest", "    redis.call('HSET', holder, 'n', wanted)\n", "", 0},
-		{getsetProtocol, "newest not looked at", "newest", "if place ~= 0 and place < newest\n      or place == 0", "if place == 0", 0},
-		{getsetProtocol, "rivals stay", "newest", "      redis.call('ZREM', line, rival)\n", "", 0},
-		{getsetProtocol, "newest by the clock", "newestback", "newest or newest + 1", "newest or now_us", 0},
-		{getsetProtocol, "newest by its own place only", "newestback", "math.max(wanted, place ~= 0 and newest or newest + 1)", "wanted", 0},
-		{getsetProtocol, "place that was not told forgotten", "newestfault", "    place = tonumber(redis.call('ZSCORE', line, mine) or 0)\n  end", "  end", 0},
-		{getsetProtocol, "sent again displaces", "again", "      or place == 0 and explain(why, owner) == 'same-delivery' and #rivals() > 0 then", "  then", 0},
-		{getsetProtocol, "sent again always superseded", "again", " and #rivals() > 0 then", " then", 0},
-		{getsetProtocol, "holder superseded", "newest", "if t == token and not broken() then", "if t == token and not broken() and not (mode and supersedes(token) and (place or 0) < tonumber(redis.call('HGET', holder, 'n') or 0)) then", 0},
-		{getsetProtocol, "all are rivals", "newest", "if supersedes(entry) and entry ~= mine then", "if entry ~= mine then", 0},
+		{getsetProtocol, "newest not noted", "newest", "  redis.call('HSET', holder, 'n', string.format('%.0f %s', place, token))\n", "", 0},
+		{getsetProtocol, "newest not noted with the lock", "newestslow", "    supersede()\n    local fence", "    local fence", 0},
+		{getsetProtocol, "newest not looked at", "newest", "newest_token ~= token and place <= newest", "false", 0},
+		{getsetProtocol, "newest not known by its token", "newest", "newest_token ~= token and place <= newest", "place <= newest", 0},
+		{getsetProtocol, "newest forgets its moment", "newestnowhere", "if newest_token == token then\n    place = newest", "if false then\n    place = newest", 0},
+		{getsetProtocol, "rivals stay", "newest", "    redis.call('ZREM', line, rival)\n", "", 0},
+		{getsetProtocol, "newest by the clock", "newestback", "newest > now_us and newest + 1 or now_us - age", "now_us - age", 0},
+		{getsetProtocol, "age ignored", "newestfault", "now_us - age", "now_us", 0},
+		{getsetProtocol, "sent again displaces", "again", "outdated = outdated or lives(rival)", "", 0},
+		{getsetProtocol, "sent again always superseded", "again", "outdated = outdated or lives(rival)\n    end", "end\n    outdated = true", 0},
+		{getsetProtocol, "sent again superseded by the dead", "againlost", "outdated = outdated or lives(rival)", "outdated = true", 0},
+		{getsetProtocol, "holder superseded", "newest", "if t == token and not broken() then", "if t == token and not broken() and not (ARGV[5] and not string.find(redis.call('HGET', holder, 'n') or '', token, 1, true)) then", 0},
+		{getsetProtocol, "all are rivals", "newest", "if string.find(entry, '!', 1, true) and entry ~= mine then", "if entry ~= mine then", 0},
 		{getsetProtocol, "handled not looked at", "delivery", "redis.call('EXISTS', KEYS[5]) == 1", "false", 0},
 		{getsetProtocol, "handled by the fast path", "delivery", "not ARGV[4] and not KEYS[5] then", "not ARGV[4] then", 0},
 		{tokenProtocol, "handled only by the owner", "deliverylost", "if ARGV[3] then\n  redis.call('SET'", "if ARGV[3] and t == token then\n  redis.call('SET'", 0},
@@ -137,6 +144,8 @@ func TestModelFindsMutants(t *testing.T) {
 		{getsetProtocol, "delivery takes a gift", "delivery", "", "", deliveryTakesGift},
 		{getsetProtocol, "keeps the lock of a delivery that was handled", "delivery", "", "", doneKeepsLock},
 		{getsetProtocol, "oldest stays", "newest", "", "", oldestStays},
+		{getsetProtocol, "newest without a place", "newestfault", "", "", placelessStays},
+		{getsetProtocol, "superseded begins", "newestslow", "", "", supersededBegins},
 		{getsetProtocol, "counts from the answer", "slow2", "", "", countsFromAnswer},
 		{getsetProtocol, "starts on the message", "pause", "", "", startsOnMessage},
 		{getsetProtocol, "renewal revives", "slow2", "", "", renewalRevives},

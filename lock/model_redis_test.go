@@ -19,6 +19,7 @@ var modelEdits = []struct{ pattern, with string }{
 	{`redis\.call\('PEXPIRE', (\w+), (.*)\)\n`, `redis.call('PEXPIREAT', $1, string.format('%d', fake_ms() + $2))` + "\n"},
 	{`'PX', (.*)\)\n`, `'PXAT', string.format('%d', fake_ms() + ($1)))` + "\n"},
 	{`redis\.call\('PTTL', (\w+)\)`, `(function() local at = pexpiretime($1); return at < 0 and at or at - fake_ms() end)()`},
+	{`ARGV\[5\]`, `(ARGV[5] and redis.call('HGET', 'clock', 'age'))`},
 	{`^`, pexpiretime + `local function fake_ms()
   local clock = redis.call('HMGET', 'clock', 's', 'us')
   return clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -57,14 +58,18 @@ func fakeTime(source string) string {
 }
 
 // redisDoes returns what the keys are after a request, and its answer.
-func (m *model) redisDoes(now int8, keys modelKeys, request message) (modelKeys, answer) {
+func (m *model) redisDoes(w *world, request message) (modelKeys, answer) {
 	// Which places and fences they are exactly does not matter to Redis either.
-	fence, places := keys.f, []*int8{&request.place, &keys.n}
+	keys, clock := w.keys, int8(newest)
+	if w.clock > 0 {
+		clock = w.clock
+	}
+	fence, future, places := keys.f, keys.n+1, []*int8{&clock, &request.place, &request.moment, &keys.n}
 	keys.f = min(fence, 1)
 	for i := range keys.line {
 		places = append(places, &keys.line[i].place)
 	}
-	var before [maxCallers + 3]int8
+	var before [maxCallers + 5]int8
 	was := make([]int8, 0, len(places))
 	for _, place := range places {
 		was = append(was, *place)
@@ -83,13 +88,13 @@ func (m *model) redisDoes(now int8, keys modelKeys, request message) (modelKeys,
 		if rank < newest {
 			return before[rank]
 		}
-		return rank
+		return future
 	}
 
-	question := redisStep{now: now, keys: keys, request: request}
+	question := redisStep{now: w.now, clock: clock, keys: keys, request: request}
 	done, ok := m.known[question]
 	if !ok {
-		done = m.askRedis(now, keys, request)
+		done = m.askRedis(question)
 		m.known[question] = done
 	}
 	done.keys.f, done.answer.fence = fenceOf(done.keys.f), fenceOf(done.answer.fence)
@@ -100,8 +105,9 @@ func (m *model) redisDoes(now int8, keys modelKeys, request message) (modelKeys,
 	return done.keys, done.answer
 }
 
-func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
-	m.restore(now, keys)
+func (m *model) askRedis(question redisStep) redisStep {
+	now, request := question.now, question.request
+	m.restore(question)
 	ctx := m.t.Context()
 	claim := Claim{Token: m.token(request.who), Lease: time.Duration(m.callers[request.who-1].lease) * time.Second}
 	var a answer
@@ -110,7 +116,7 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 	case acquireRequest:
 		claim.Wait, claim.LineUp = request.mode > 0, request.mode == 2
 		if request.place > 0 {
-			claim.Place = m.placeAt(now, request.place)
+			claim.Place = m.placeAt(question, request.place)
 		}
 		var grant Grant
 		grant, err = m.store.Acquire(ctx, modelKey, claim)
@@ -135,7 +141,7 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 	held, ok := errors.AsType[*HeldError](err)
 	switch {
 	case ok:
-		a = answer{place: m.rank(now, held.Place)}
+		a = answer{place: m.rank(question, held.Place)}
 	case errors.Is(err, ErrDone):
 		a = answer{no: done}
 	case errors.Is(err, ErrSuperseded):
@@ -143,7 +149,7 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 	case err != nil && !errors.Is(err, ErrLost):
 		m.t.Fatal(err)
 	}
-	return redisStep{keys: m.dump(now), answer: a}
+	return redisStep{keys: m.dump(question), answer: a}
 }
 
 const modelKey = "lock.foo"
@@ -162,25 +168,21 @@ func (m *model) granted(now int8, grant Grant) answer {
 	return answer{ttl: int8(grant.TTL / (time.Second / perSecond)), fence: m.fenceRank(now, grant.Fence)}
 }
 
-// Redis's clock stands still while a script runs. Places and fences of before are a little
-// older than that.
+// Redis's clock stands still while a script runs. Fences of before are a little older than that.
 func (m *model) micros(ticks int8) int64 { return second0*1e6 + int64(ticks)*1e6/perSecond }
 func (m *model) ago(now int8) int64      { return m.micros(now) - 1000 }
 
-// places are ahead of the clock, too, where that may step back and none is made by the clock alone.
-func (m *model) placeAt(now, rank int8) int64 {
-	from := m.ago(now)
-	if slices.Contains(m.meddle, stepBack) && m.callers[0].supersedes() {
-		from = m.micros(now) + 1e6
-	}
-	return from + rankStep*int64(rank)
+// placeAt is the moment that a rank stands for.
+func (m *model) placeAt(at redisStep, rank int8) int64 {
+	return m.micros(at.now) + rankStep*int64(rank-at.clock)
 }
 
-func (m *model) rank(now int8, micros int64) int8 {
-	switch rank := micros - m.placeAt(now, 0); {
+// rank is newest for the moment after that of a newest one from the future.
+func (m *model) rank(at redisStep, micros int64) int8 {
+	switch rank := micros - m.placeAt(at, 0); {
 	case micros == 0:
 		return 0
-	case rank > 0 && rank%rankStep == 0 && rank/rankStep < newest:
+	case rank > 0 && rank%rankStep == 0:
 		return int8(rank / rankStep)
 	}
 	return newest
@@ -210,12 +212,14 @@ func (m *model) ticksOf(micros int64) int8 {
 	return int8(max(longAgo, (micros-second0*1e6)*perSecond/1e6))
 }
 
-func (m *model) restore(now int8, k modelKeys) {
+func (m *model) restore(at redisStep) {
+	now, k := at.now, at.keys
 	ctx := m.t.Context()
 	millis := func(ticks int8) time.Time { return time.UnixMicro(m.micros(ticks)) }
 	_ = must(m.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		p.Del(ctx, append(m.doneKeys(), modelKey, holderOf, lineOf, aliveOf)...)
-		p.HSet(ctx, "clock", "s", m.micros(now)/1e6, "us", m.micros(now)%1e6)
+		p.HSet(ctx, "clock", "s", m.micros(now)/1e6, "us", m.micros(now)%1e6,
+			"age", m.micros(now)-m.placeAt(at, at.request.moment))
 		if k.main != never {
 			p.Set(ctx, modelKey, m.mainText(k.main), 0)
 			if k.mainEnd != never {
@@ -232,7 +236,7 @@ func (m *model) restore(now int8, k modelKeys) {
 			p.HSet(ctx, holderOf, "p", string(m.token(k.p)))
 		}
 		if k.n > 0 {
-			p.HSet(ctx, holderOf, "n", m.placeAt(now, k.n))
+			p.HSet(ctx, holderOf, "n", fmt.Sprintf("%d %s", m.placeAt(at, k.n), m.token(k.nOf)))
 		}
 		for i, key := range m.doneKeys() {
 			if k.done[i] {
@@ -252,7 +256,7 @@ func (m *model) restore(now int8, k modelKeys) {
 		p.PExpireAt(ctx, holderOf, time.Unix(second0+600, 0))
 		for _, entry := range k.line {
 			if entry.who > 0 {
-				p.ZAdd(ctx, lineOf, redis.Z{Score: float64(m.placeAt(now, entry.place)), Member: m.entry(entry.who)})
+				p.ZAdd(ctx, lineOf, redis.Z{Score: float64(m.placeAt(at, entry.place)), Member: m.entry(entry.who)})
 			}
 		}
 		p.PExpireAt(ctx, lineOf, millis(k.lineEnd))
@@ -286,7 +290,7 @@ func (m *model) entry(who int8) string {
 }
 
 // dump reads the keys back. A key without the TTL that it should have does not decode.
-func (m *model) dump(now int8) modelKeys {
+func (m *model) dump(at redisStep) modelKeys {
 	ctx := m.t.Context()
 	var main *redis.StringCmd
 	var holder, alive *redis.MapStringStringCmd
@@ -335,8 +339,8 @@ func (m *model) dump(now int8) modelKeys {
 	if record["c"] != "" {
 		k.c = int8(must(strconv.Atoi(record["c"][1:]))) + 1
 	}
-	if record["n"] != "" {
-		k.n = m.rank(now, must(strconv.ParseInt(record["n"], 10, 64)))
+	if moment, token, found := strings.Cut(record["n"], " "); found {
+		k.n, k.nOf = m.rank(at, must(strconv.ParseInt(moment, 10, 64))), m.caller(token)
 	}
 	for i := range m.deliveries() {
 		const noTTL, noKey = -1, -2
@@ -344,12 +348,12 @@ func (m *model) dump(now int8) modelKeys {
 		check(ms[4+i] != noTTL, "a delivery counts as handled for ever")
 	}
 	if record["f"] != "" {
-		k.f = m.fenceRank(now, must(strconv.ParseInt(record["f"], 10, 64)))
+		k.f = m.fenceRank(at.now, must(strconv.ParseInt(record["f"], 10, 64)))
 	}
 	k.holderHasNoEnd = len(record) > 0 && end(1) == never
 	for i, entry := range line.Val() {
 		token, _, _ := strings.Cut(entry.Member.(string), " ")
-		k.line[i].who, k.line[i].place = m.caller(token), m.rank(now, int64(entry.Score))
+		k.line[i].who, k.line[i].place = m.caller(token), m.rank(at, int64(entry.Score))
 	}
 	k.lineEnd, k.aliveEnd = end(2), end(3)
 	for process := range k.alive {

@@ -24,14 +24,16 @@ import (
 // same as asking later, or once more.
 //
 // All moments are ticks since the beginning of the present second. Fences and places are ranks. So states that differ only in when they come
-// about are one state, and the exploration ends.
+// about are one state, and the exploration ends. Where callers supersede one another, places are moments: see world.clock.
 const (
 	maxCallers = 4
 	perSecond  = 2 // ticks
 	longAgo    = -8 * perSecond
 	never      = math.MaxInt8
-	rankStep   = 10            // between two fences or places of neighbouring ranks
-	newest     = 100           // rank of a place or a fence that a script has just made
+	rankStep   = 10  // between two fences or places of neighbouring ranks
+	newest     = 100 // rank of a place or a fence that a script has just made
+	arrivalGap = 4   // of world.clock; a clock that was set back puts moments between
+	tickGap    = arrivalGap * (maxCallers + 1)
 	second0    = 4_000_000_000 // Redis's clock: so late that nothing expires by itself
 )
 
@@ -69,12 +71,17 @@ type (
 		started int8 // fence of the last one that started
 		marks   marks
 
+		// clock tells moments within a tick: it advances with each arrival, and further with each tick.
+		// 0: nothing is under way any more, so that only the order of moments counts; or nobody supersedes.
+		clock int8
+
 		ticks, slow, faults, crashes, leaves, meddles int8 // left
 	}
 	// modelKeys is what Redis holds. Callers are counted from 1, processes, too; 0 is nobody.
 	modelKeys struct {
 		main, mainEnd  int8 // never: no key; no TTL. See mainText.
-		t, p, c, f, n  int8
+		t, p, c, f     int8
+		n, nOf         int8 // moment and token of the newest
 		e, l           int8 // never: no such field
 		line           [maxCallers]struct{ who, place int8 }
 		lineEnd        int8
@@ -90,9 +97,9 @@ type (
 		doubtful        bool // a request went unanswered
 		due             bool // it is about to ask: what it was given came too late
 		placed, asker   bool // asker: it leaves without having had the lock
-		patient         bool // it was refused and stays; noted only of those that supersede
 		superseded      bool // by a newer one of its process, which it has not noticed yet
 		fate            int8
+		came            int8 // noted only of those that supersede
 		place, order    int8 // order of arrival, in a prompt case
 		deadline, fence int8 // of its lock, or its gift
 		op              message
@@ -100,7 +107,9 @@ type (
 		executed        bool // the answer is on its way
 		answer          answer
 	}
-	message struct{ kind, who, mode, place int8 }
+	// moment is when its sender came, as a script takes it that is executed now: the sender's age is that
+	// of when it was sent. 0 if its place is known, or it does not supersede.
+	message struct{ kind, who, mode, place, moment int8 }
 	answer  struct {
 		yes              bool
 		no               int8 // for good; see saysNo
@@ -132,8 +141,10 @@ const (
 
 // What may happen next, and to whom.
 const (
-	tick = iota
+	tick   = iota
+	arrive // and ask later
 	ask
+	resend  // what it asks: the connection broke
 	execute // Redis executes a request
 	receive // its sender gets the answer
 	open    // a gift
@@ -158,7 +169,7 @@ const (
 )
 
 var actionNames = [actions]string{
-	"half a second passes", "asks", "request executed", "gets its answer", "takes its gift", "renews", "releases", "leaves",
+	"half a second passes", "arrives", "asks", "asks again over a new connection", "request executed", "gets its answer", "takes its gift", "renews", "releases", "leaves",
 	"gives up waiting", "late request executed", "process crashes", "somebody meddles with the keys",
 }
 
@@ -171,10 +182,13 @@ type model struct {
 	known   map[redisStep]redisStep // what Redis did
 	drained map[world]int8          // see drain
 	mutant  clientMutant
+
+	supersedes bool // somebody does
 }
 
 type redisStep struct {
 	now     int8
+	clock   int8 // as places are
 	keys    modelKeys
 	request message
 	answer  answer
@@ -191,6 +205,8 @@ const (
 	deliveryTakesGift
 	doneKeepsLock
 	oldestStays
+	placelessStays
+	supersededBegins
 )
 
 // A violation is what must not happen.
@@ -207,7 +223,7 @@ func (m *model) do(w *world, a action) bool {
 	if !m.act(w, a) {
 		return false
 	}
-	w.settle()
+	m.settle(w)
 	return true
 }
 
@@ -236,9 +252,19 @@ func (m *model) act(w *world, a action) bool {
 		return false
 	}
 	switch a.do {
+	case arrive:
+		if c.stage != absent || w.slow == 0 || !m.callers[a.who].supersedes() || m.early && w.ticks < m.ticks {
+			return false
+		}
+		w.slow--
+		m.arrive(w, a.who)
+		c.stage, c.due = waiting, true
 	case ask:
 		if !idle || c.stage > waiting || c.gift || c.superseded || m.early && c.stage == absent && w.ticks < m.ticks {
 			return false
+		}
+		if c.stage == absent {
+			m.arrive(w, a.who)
 		}
 		c.stage, c.due = waiting, false
 		mode := int8(0)
@@ -248,7 +274,20 @@ func (m *model) act(w *world, a action) bool {
 				mode = 2
 			}
 		}
-		m.send(w, a, message{kind: acquireRequest, who: a.who + 1, mode: mode, place: c.place})
+		request := message{kind: acquireRequest, who: a.who + 1, mode: mode, place: c.place}
+		if request.place == 0 {
+			request.moment = c.came
+		}
+		m.send(w, a, request)
+	case resend:
+		request := c.op
+		if request.kind != acquireRequest || !m.callers[a.who].supersedes() || !m.abandon(w, c) {
+			return false
+		}
+		if request.place == 0 {
+			request.moment = c.came
+		}
+		m.send(w, a, request)
 	case execute:
 		if idle || c.executed {
 			return false
@@ -260,11 +299,11 @@ func (m *model) act(w *world, a action) bool {
 			c.order++
 		}
 		c.answer = m.execute(w, c.op, false)
-		c.executed = true
+		c.executed, c.op.moment = true, 0
 		if a.slow {
 			return true
 		}
-		w.settle()
+		m.settle(w)
 		m.receive(w, a.who)
 	case receive:
 		if idle || !c.executed {
@@ -368,7 +407,7 @@ func (m *model) holderIn(w *world, who int8) bool {
 func (m *model) execute(w *world, request message, late bool) answer {
 	before := w.keys
 	var a answer
-	w.keys, a = m.redisDoes(w.now, w.keys, request)
+	w.keys, a = m.redisDoes(w, request)
 	k := &w.keys
 	m.checkKey(w.now, &before, k)
 	check(k.line[0].who == 0 || k.lineEnd != never, "the line without a TTL")
@@ -390,7 +429,7 @@ func (m *model) receive(w *world, who int8) {
 	}
 	lease := min(m.callers[who].lease*perSecond, a.ttl)
 	switch {
-	case request.kind == acquireRequest && a.yes && c.superseded:
+	case request.kind == acquireRequest && a.yes && c.superseded && m.mutant != supersededBegins:
 		c.doubtful = true
 	case request.kind == acquireRequest && a.no > 0:
 		c.placed = c.placed || a.no == done // it may have been handed over
@@ -410,7 +449,9 @@ func (m *model) receive(w *world, who int8) {
 		if a.place > 0 {
 			c.place = a.place
 		}
-		m.stay(w, who)
+		if m.callers[who].supersedes() {
+			m.supersede(w, m.callers[who].process)
+		}
 	case request.kind == renewRequest && c.stage != running: // too late
 		if m.mutant == renewalRevives && a.yes {
 			c.stage, c.deadline = running, t0+lease
@@ -437,7 +478,7 @@ func (m *model) receive(w *world, who int8) {
 			c.doubtful = false // once more: its request may be slower than the release
 			return
 		}
-		*c = callerState{stage: gone, order: c.order, fate: c.fate}
+		*c = c.in(gone)
 	}
 }
 
@@ -459,8 +500,9 @@ func (m *model) begin(w *world, who, deadline, fence int8) {
 		check(!m.prompt || o.stage != waiting || o.order == 0 || o.order >= c.order || both, "caller %d overtakes %d", who+1, i+1)
 	}
 	check(fence > w.started, "fence %d after %d", fence, w.started)
+	check(!c.superseded, "caller %d begins, and is superseded", who+1)
 	w.started = fence
-	*c = callerState{stage: running, deadline: deadline, here: true, order: c.order}
+	*c = callerState{stage: running, deadline: deadline, here: true, order: c.order, came: c.came}
 	m.end(w, who, ran)
 	m.checkForeigner(w)
 }
@@ -472,9 +514,7 @@ func (m *model) unanswered(w *world, who int8) {
 	c.doubtful = true
 	if !m.callers[who].waits || !c.placed && !m.holderIn(w, who) {
 		m.leave(w, who, quit, false)
-		return
 	}
-	m.stay(w, who)
 }
 
 // leave ends the waiting of a caller.
@@ -482,16 +522,24 @@ func (m *model) leave(w *world, who, fate int8, slow bool) {
 	m.end(w, who, fate)
 	c := &w.callers[who]
 	if !c.placed && !c.doubtful {
-		*c = callerState{stage: gone, order: c.order, fate: c.fate}
+		*c = c.in(gone)
 		return
 	}
-	*c = callerState{stage: leaving, doubtful: c.doubtful, asker: true, here: c.here && !c.doubtful, order: c.order, fate: c.fate}
+	before := *c
+	*c = c.in(leaving)
+	c.doubtful, c.asker, c.here = before.doubtful, true, before.here && !before.doubtful
 	m.act(w, action{do: release, who: who, slow: slow})
+}
+
+// in is what is left of a caller in one of the last stages.
+func (c *callerState) in(stage int8) callerState {
+	return callerState{stage: stage, order: c.order, fate: c.fate, came: c.came}
 }
 
 func (m *model) tick(w *world) bool {
 	w.ticks--
 	w.now++
+	w.advance(tickGap)
 	for i := range m.callers {
 		if c := &w.callers[i]; c.stage == running && w.now >= c.deadline {
 			c.stage, c.deadline, c.here = lost, 0, false
@@ -556,7 +604,7 @@ func (m *model) misfortune(w *world, a action) bool {
 				w.isLate(c.op)
 			}
 			m.end(w, int8(i), quit)
-			*c = callerState{stage: gone, order: c.order, fate: c.fate}
+			*c = c.in(gone)
 		}
 		return true
 	case w.meddles == 0 || int(a.who) >= len(m.meddle):
@@ -577,27 +625,44 @@ func (m *model) misfortune(w *world, a action) bool {
 		m.foreignKeeps(k)
 	case stepBack:
 		m.shift(k, 1)
+		w.clockBack()
 	}
 	return before != *k
 }
 
 // settle renumbers places and fences, so that only their order counts.
-func (w *world) settle() {
-	var places, fences [24]*int8
-	p, f := append(places[:0], &w.keys.n, &w.marks.newestPlace), append(fences[:0], &w.keys.f, &w.started)
+func (m *model) settle(w *world) {
+	var places [32]*int8
+	var fences [2*maxCallers + 2]*int8
+	f := append(fences[:0], &w.keys.f, &w.started)
+	for i := range w.callers {
+		f = append(f, &w.callers[i].fence, &w.callers[i].answer.fence)
+	}
+	renumber(f)
+	if !m.exact(w) {
+		w.clock = 0
+		p := w.places(places[:0])
+		if m.supersedes {
+			p = w.moments(p)
+		}
+		renumber(p)
+	}
+	slices.SortFunc(w.late[:], func(a, b message) int {
+		return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.who, b.who), cmp.Compare(a.mode, b.mode), cmp.Compare(a.place, b.place), cmp.Compare(a.moment, b.moment))
+	})
+}
+
+// places are those that Redis has given.
+func (w *world) places(all []*int8) []*int8 {
+	all = append(all, &w.keys.n)
 	for i := range w.callers {
 		c := &w.callers[i]
-		p = append(p, &c.place, &c.op.place, &c.answer.place, &w.keys.line[i].place)
-		f = append(f, &c.fence, &c.answer.fence)
+		all = append(all, &c.place, &c.op.place, &c.answer.place, &w.keys.line[i].place)
 	}
 	for i := range w.late {
-		p = append(p, &w.late[i].place)
+		all = append(all, &w.late[i].place)
 	}
-	renumber(p)
-	renumber(f)
-	slices.SortFunc(w.late[:], func(a, b message) int {
-		return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.who, b.who), cmp.Compare(a.mode, b.mode), cmp.Compare(a.place, b.place))
-	})
+	return all
 }
 
 func renumber(ranks []*int8) {
@@ -620,8 +685,8 @@ func renumber(ranks []*int8) {
 // somebody who waits starts, and fails if that, or that of the next one, is too long.
 func (m *model) drain(w world) int8 {
 	w.late = [3]message{}
-	w.ticks, w.slow, w.faults, w.crashes, w.leaves, w.meddles, w.started = 1, 0, 0, 0, 0, 0, 0
-	w.settle()
+	w.ticks, w.slow, w.faults, w.crashes, w.leaves, w.meddles, w.started, w.clock = 1, 0, 0, 0, 0, 0, 0, 0
+	m.settle(&w)
 	if ticks, ok := m.drained[w]; ok {
 		return ticks
 	}
@@ -729,6 +794,9 @@ func (m *model) limit(w *world) int8 {
 // way there.
 func (m *model) explore() (states, steps int, broken string) {
 	first := world{ticks: m.ticks, slow: m.slow, faults: m.faults, crashes: m.crashes, leaves: m.leaves, meddles: m.meddles}
+	if m.supersedes {
+		first.clock = arrivalGap
+	}
 	k := &first.keys
 	k.main, k.mainEnd, k.e, k.l, k.lineEnd, k.alive, k.aliveEnd = never, never, never, never, never, [2]int8{never, never}, never
 	type visit struct {
