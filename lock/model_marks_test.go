@@ -29,6 +29,7 @@ const (
 type marks struct {
 	newest  int8 // who was the last that got a place, or the lock, and supersedes others
 	delayed bool // it counts as newer than it is: its request was executed later than it was sent
+	late    bool // it became the newest by a request for whose answer it waited no longer
 	owes    int8 // who took the place of others, by a request that was not late, and has not begun yet
 	handled [deliveries]bool
 	lost    bool // a lock that had begun, with a mark
@@ -131,7 +132,8 @@ func (w *world) moments(all []*int8) []*int8 {
 	return all
 }
 
-// supersede has the one with the last place in a process supersede all others there that have a place.
+// supersede has the one with the last place in a process supersede all others there that have a place. So
+// what a late request made of its sender's place is not known there: see marks.late.
 func (m *model) supersede(w *world, process int8) {
 	rank := func(who int8) int8 {
 		if w.callers[who].place == 0 {
@@ -160,8 +162,8 @@ func (m *model) supersede(w *world, process int8) {
 // checkSuperseded is about a caller that hears so.
 func (m *model) checkSuperseded(w *world, who int8) {
 	newest := w.marks.newest
-	check(newest != who, "caller %d is superseded, and is the newest", who)
-	check(newest > 0 && (w.marks.delayed || w.callers[who-1].came < w.callers[newest-1].came), "caller %d is superseded by none that is newer", who)
+	check(newest != who || w.marks.late, "caller %d is superseded, and is the newest", who)
+	check(newest > 0 && (newest == who || w.marks.delayed || w.callers[who-1].came < w.callers[newest-1].came), "caller %d is superseded by none that is newer", who)
 }
 
 // checkGift is about a caller that begins on what another one of its process left.
@@ -214,7 +216,7 @@ func (m *model) checkMarks(w *world, before *modelKeys, request message, a answe
 	delayed := request.moment > w.callers[request.who-1].came
 	check(marks.newest == 0 || delayed || w.callers[request.who-1].came > w.callers[marks.newest-1].came,
 		"caller %d gets the place of caller %d, which is newer", request.who, marks.newest)
-	marks.newest, marks.delayed = request.who, delayed
+	marks.newest, marks.delayed, marks.late = request.who, delayed, late
 	switch {
 	case late:
 		marks.owes = 0
@@ -232,5 +234,5 @@ func (m *model) checkEnd(w *world) {
 	marks := &w.marks
 	// What it handles may have been handled by one that had lost its lock.
 	check(marks.owes == 0 || marks.lost || w.callers[marks.owes-1].fate != done, "caller %d takes a place, and does not run", marks.owes)
-	check(marks.newest == 0 || marks.delayed || w.callers[marks.newest-1].fate != superseded, "caller %d is the newest, and is superseded", marks.newest)
+	check(marks.newest == 0 || marks.late || w.callers[marks.newest-1].fate != superseded, "caller %d is the newest, and is superseded", marks.newest)
 }

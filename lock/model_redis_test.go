@@ -88,7 +88,7 @@ func (m *model) redisDoes(w *world, request message) (modelKeys, answer) {
 		if rank < newest {
 			return before[rank]
 		}
-		return future
+		return future // made from that of a newest one that is later than the clock
 	}
 
 	question := redisStep{now: w.now, clock: clock, keys: keys, request: request}

@@ -95,7 +95,7 @@ type (
 		here            bool // its process takes it for the holder
 		gift            bool // it has been given the lock, and has not noticed yet
 		doubtful        bool // a request went unanswered
-		due             bool // it is about to ask: what it was given came too late
+		due             bool // it is about to ask: it has just come, or what it was given came too late
 		placed, asker   bool // asker: it leaves without having had the lock
 		superseded      bool // by a newer one of its process, which it has not noticed yet
 		fate            int8
@@ -112,7 +112,7 @@ type (
 	message struct{ kind, who, mode, place, moment int8 }
 	answer  struct {
 		yes              bool
-		no               int8 // for good; see saysNo
+		no               int8 // for good: done or superseded
 		ttl, fence       int8
 		place, successor int8
 	}
@@ -682,7 +682,9 @@ func renumber(ranks []*int8) {
 
 // drain has luck return: whoever lives does at once what is due, and of those who wait only the
 // first of each process asks, once in half a second. It returns how many ticks it takes until
-// somebody who waits starts, and fails if that, or that of the next one, is too long.
+// somebody who waits starts, and fails if that, or that of the next one, is too long. The clock of moments
+// stands still meanwhile: nobody comes any more, and what was sent arrives. (So nobody may be slow where
+// Redis's clock steps back: that a moment is in its future is forgotten.)
 func (m *model) drain(w world) int8 {
 	w.late = [3]message{}
 	w.ticks, w.slow, w.faults, w.crashes, w.leaves, w.meddles, w.started, w.clock = 1, 0, 0, 0, 0, 0, 0, 0
