@@ -19,6 +19,7 @@ var modelEdits = []struct{ pattern, with string }{
 	{`redis\.call\('PEXPIRE', (\w+), (.*)\)\n`, `redis.call('PEXPIREAT', $1, string.format('%d', fake_ms() + $2))` + "\n"},
 	{`'PX', (.*)\)\n`, `'PXAT', string.format('%d', fake_ms() + ($1)))` + "\n"},
 	{`redis\.call\('PTTL', (\w+)\)`, `(function() local at = pexpiretime($1); return at < 0 and at or at - fake_ms() end)()`},
+	{`ARGV\[5\]`, `(ARGV[5] and redis.call('HGET', 'clock', 'age'))`},
 	{`^`, pexpiretime + `local function fake_ms()
   local clock = redis.call('HMGET', 'clock', 's', 'us')
   return clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -57,14 +58,18 @@ func fakeTime(source string) string {
 }
 
 // redisDoes returns what the keys are after a request, and its answer.
-func (m *model) redisDoes(now int8, keys modelKeys, request message) (modelKeys, answer) {
+func (m *model) redisDoes(w *world, request message) (modelKeys, answer) {
 	// Which places and fences they are exactly does not matter to Redis either.
-	fence, places := keys.f, []*int8{&request.place}
+	keys, clock := w.keys, int8(newest)
+	if w.clock > 0 {
+		clock = w.clock
+	}
+	fence, future, places := keys.f, keys.n+1, []*int8{&clock, &request.place, &request.moment, &keys.n}
 	keys.f = min(fence, 1)
 	for i := range keys.line {
 		places = append(places, &keys.line[i].place)
 	}
-	var before [maxCallers + 2]int8
+	var before [maxCallers + 5]int8
 	was := make([]int8, 0, len(places))
 	for _, place := range places {
 		was = append(was, *place)
@@ -83,25 +88,26 @@ func (m *model) redisDoes(now int8, keys modelKeys, request message) (modelKeys,
 		if rank < newest {
 			return before[rank]
 		}
-		return rank
+		return future // made from that of a newest one that is later than the clock
 	}
 
-	question := redisStep{now: now, keys: keys, request: request}
+	question := redisStep{now: w.now, clock: clock, keys: keys, request: request}
 	done, ok := m.known[question]
 	if !ok {
-		done = m.askRedis(now, keys, request)
+		done = m.askRedis(question)
 		m.known[question] = done
 	}
 	done.keys.f, done.answer.fence = fenceOf(done.keys.f), fenceOf(done.answer.fence)
-	done.answer.place = placeOf(done.answer.place)
+	done.answer.place, done.keys.n = placeOf(done.answer.place), placeOf(done.keys.n)
 	for i := range done.keys.line {
 		done.keys.line[i].place = placeOf(done.keys.line[i].place)
 	}
 	return done.keys, done.answer
 }
 
-func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
-	m.restore(now, keys)
+func (m *model) askRedis(question redisStep) redisStep {
+	now, request := question.now, question.request
+	m.restore(question)
 	ctx := m.t.Context()
 	claim := Claim{Token: m.token(request.who), Lease: time.Duration(m.callers[request.who-1].lease) * time.Second}
 	var a answer
@@ -110,7 +116,7 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 	case acquireRequest:
 		claim.Wait, claim.LineUp = request.mode > 0, request.mode == 2
 		if request.place > 0 {
-			claim.Place = m.ago(now) + int64(request.place)
+			claim.Place = m.placeAt(question, request.place)
 		}
 		var grant Grant
 		grant, err = m.store.Acquire(ctx, modelKey, claim)
@@ -120,7 +126,10 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 		grant, err = m.store.Renew(ctx, modelKey, claim)
 		a = m.granted(now, grant)
 	case releaseRequest:
-		claim.Wait = request.mode > 0
+		claim.Wait = request.mode == asWaiter
+		if request.mode == handledWell {
+			claim.Done = time.Hour
+		}
 		var next Successor
 		next, err = m.store.Release(ctx, modelKey, claim)
 		if next.Token != "" {
@@ -129,40 +138,52 @@ func (m *model) askRedis(now int8, keys modelKeys, request message) redisStep {
 		}
 	}
 	a.yes = err == nil
-	if held, ok := errors.AsType[*HeldError](err); ok {
-		a = answer{place: m.rank(now, held.Place)}
-	} else if err != nil && !errors.Is(err, ErrLost) {
+	held, ok := errors.AsType[*HeldError](err)
+	switch {
+	case ok:
+		a = answer{place: m.rank(question, held.Place)}
+	case errors.Is(err, ErrDone):
+		a = answer{no: done}
+	case errors.Is(err, ErrSuperseded):
+		a = answer{no: superseded}
+	case err != nil && !errors.Is(err, ErrLost):
 		m.t.Fatal(err)
 	}
-	return redisStep{keys: m.dump(now), answer: a}
+	return redisStep{keys: m.dump(question), answer: a}
 }
 
 const modelKey = "lock.foo"
 
 func (m *model) token(who int8) Token {
-	return Token(fmt.Sprintf("P%d.%d", m.callers[who-1].process, who))
+	caller := m.callers[who-1]
+	return Token(fmt.Sprintf("P%d.%d%s", caller.process, who, caller.mark))
 }
 
 func (m *model) caller(token string) int8 {
 	_, who, _ := strings.Cut(token, ".")
-	return int8(must(strconv.Atoi(who)))
+	return int8(must(strconv.Atoi(who[:1])))
 }
 
 func (m *model) granted(now int8, grant Grant) answer {
 	return answer{ttl: int8(grant.TTL / (time.Second / perSecond)), fence: m.fenceRank(now, grant.Fence)}
 }
 
-// Redis's clock stands still while a script runs. Places and fences of before are a little
-// older than that.
+// Redis's clock stands still while a script runs. Fences of before are a little older than that.
 func (m *model) micros(ticks int8) int64 { return second0*1e6 + int64(ticks)*1e6/perSecond }
 func (m *model) ago(now int8) int64      { return m.micros(now) - 1000 }
 
-func (m *model) rank(now int8, micros int64) int8 {
-	switch rank := micros - m.ago(now); {
+// placeAt is the moment that a rank stands for.
+func (m *model) placeAt(at redisStep, rank int8) int64 {
+	return m.micros(at.now) + rankStep*int64(rank-at.clock)
+}
+
+// rank is newest for the moment after that of a newest one from the future.
+func (m *model) rank(at redisStep, micros int64) int8 {
+	switch rank := micros - m.placeAt(at, 0); {
 	case micros == 0:
 		return 0
-	case rank > 0 && rank < newest:
-		return int8(rank)
+	case rank > 0 && rank%rankStep == 0:
+		return int8(rank / rankStep)
 	}
 	return newest
 }
@@ -181,8 +202,8 @@ func (m *model) fenceRank(now int8, fence int64) int8 {
 		return 0
 	case rank < 0:
 		return 1
-	case rank%fenceStep == 0 && rank/fenceStep < newest:
-		return int8(rank / fenceStep)
+	case rank%rankStep == 0 && rank/rankStep < newest:
+		return int8(rank / rankStep)
 	}
 	return newest
 }
@@ -191,12 +212,14 @@ func (m *model) ticksOf(micros int64) int8 {
 	return int8(max(longAgo, (micros-second0*1e6)*perSecond/1e6))
 }
 
-func (m *model) restore(now int8, k modelKeys) {
+func (m *model) restore(at redisStep) {
+	now, k := at.now, at.keys
 	ctx := m.t.Context()
 	millis := func(ticks int8) time.Time { return time.UnixMicro(m.micros(ticks)) }
 	_ = must(m.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		p.Del(ctx, modelKey, holderOf, lineOf, aliveOf)
-		p.HSet(ctx, "clock", "s", m.micros(now)/1e6, "us", m.micros(now)%1e6)
+		p.Del(ctx, append(m.doneKeys(), modelKey, holderOf, lineOf, aliveOf)...)
+		p.HSet(ctx, "clock", "s", m.micros(now)/1e6, "us", m.micros(now)%1e6,
+			"age", m.micros(now)-m.placeAt(at, at.request.moment))
 		if k.main != never {
 			p.Set(ctx, modelKey, m.mainText(k.main), 0)
 			if k.mainEnd != never {
@@ -204,13 +227,22 @@ func (m *model) restore(now int8, k modelKeys) {
 			}
 		}
 		if k.f > 0 {
-			p.HSet(ctx, holderOf, "f", m.fences(now)+fenceStep*int64(k.f))
+			p.HSet(ctx, holderOf, "f", m.fences(now)+rankStep*int64(k.f))
 		}
 		if k.t > 0 {
 			p.HSet(ctx, holderOf, "t", string(m.token(k.t)))
 		}
 		if k.p > 0 {
 			p.HSet(ctx, holderOf, "p", string(m.token(k.p)))
+		}
+		if k.n > 0 {
+			p.HSet(ctx, holderOf, "n", fmt.Sprintf("%d %s", m.placeAt(at, k.n), m.token(k.nOf)))
+		}
+		for i, key := range m.doneKeys() {
+			if k.done[i] {
+				p.Set(ctx, key, "1", 0)
+				p.PExpireAt(ctx, key, time.Unix(second0+600, 0))
+			}
 		}
 		if k.c > 0 {
 			p.HSet(ctx, holderOf, "c", fmt.Sprintf("P%d", k.c-1))
@@ -224,7 +256,7 @@ func (m *model) restore(now int8, k modelKeys) {
 		p.PExpireAt(ctx, holderOf, time.Unix(second0+600, 0))
 		for _, entry := range k.line {
 			if entry.who > 0 {
-				p.ZAdd(ctx, lineOf, redis.Z{Score: float64(m.ago(now) + int64(entry.place)), Member: m.entry(entry.who)})
+				p.ZAdd(ctx, lineOf, redis.Z{Score: float64(m.placeAt(at, entry.place)), Member: m.entry(entry.who)})
 			}
 		}
 		p.PExpireAt(ctx, lineOf, millis(k.lineEnd))
@@ -244,12 +276,21 @@ const (
 	aliveOf  = "{" + modelKey + "}:alive"
 )
 
+// doneKeys are those of the deliveries that the case has.
+func (m *model) doneKeys() []string {
+	var keys []string
+	for _, name := range []string{"a", "b"}[:m.deliveries()] {
+		keys = append(keys, "{"+modelKey+"}:done:"+name)
+	}
+	return keys
+}
+
 func (m *model) entry(who int8) string {
 	return fmt.Sprintf("%s %d", m.token(who), m.callers[who-1].lease)
 }
 
 // dump reads the keys back. A key without the TTL that it should have does not decode.
-func (m *model) dump(now int8) modelKeys {
+func (m *model) dump(at redisStep) modelKeys {
 	ctx := m.t.Context()
 	var main *redis.StringCmd
 	var holder, alive *redis.MapStringStringCmd
@@ -259,7 +300,7 @@ func (m *model) dump(now int8) modelKeys {
 		main = p.Get(ctx, modelKey)
 		holder, alive = p.HGetAll(ctx, holderOf), p.HGetAll(ctx, aliveOf)
 		line = p.ZRangeWithScores(ctx, lineOf, 0, -1)
-		ends = endsScript.Eval(ctx, p, []string{modelKey, holderOf, lineOf, aliveOf})
+		ends = endsScript.Eval(ctx, p, append([]string{modelKey, holderOf, lineOf, aliveOf}, m.doneKeys()...))
 		return nil
 	})
 	if err != nil && !errors.Is(err, redis.Nil) {
@@ -298,13 +339,21 @@ func (m *model) dump(now int8) modelKeys {
 	if record["c"] != "" {
 		k.c = int8(must(strconv.Atoi(record["c"][1:]))) + 1
 	}
+	if moment, token, found := strings.Cut(record["n"], " "); found {
+		k.n, k.nOf = m.rank(at, must(strconv.ParseInt(moment, 10, 64))), m.caller(token)
+	}
+	for i := range m.deliveries() {
+		const noTTL, noKey = -1, -2
+		k.done[i] = ms[4+i] != noKey
+		check(ms[4+i] != noTTL, "a delivery counts as handled for ever")
+	}
 	if record["f"] != "" {
-		k.f = m.fenceRank(now, must(strconv.ParseInt(record["f"], 10, 64)))
+		k.f = m.fenceRank(at.now, must(strconv.ParseInt(record["f"], 10, 64)))
 	}
 	k.holderHasNoEnd = len(record) > 0 && end(1) == never
 	for i, entry := range line.Val() {
 		token, _, _ := strings.Cut(entry.Member.(string), " ")
-		k.line[i].who, k.line[i].place = m.caller(token), m.rank(now, int64(entry.Score))
+		k.line[i].who, k.line[i].place = m.caller(token), m.rank(at, int64(entry.Score))
 	}
 	k.lineEnd, k.aliveEnd = end(2), end(3)
 	for process := range k.alive {

@@ -24,14 +24,16 @@ import (
 // same as asking later, or once more.
 //
 // All moments are ticks since the beginning of the present second. Fences and places are ranks. So states that differ only in when they come
-// about are one state, and the exploration ends.
+// about are one state, and the exploration ends. Where callers supersede one another, places are moments: see world.clock.
 const (
 	maxCallers = 4
 	perSecond  = 2 // ticks
 	longAgo    = -8 * perSecond
 	never      = math.MaxInt8
-	fenceStep  = 10
-	newest     = 100           // rank of a place or a fence that a script has just made
+	rankStep   = 10  // between two fences or places of neighbouring ranks
+	newest     = 100 // rank of a place or a fence that a script has just made
+	arrivalGap = 4   // of world.clock; a clock that was set back puts moments between
+	tickGap    = arrivalGap * (maxCallers + 1)
 	second0    = 4_000_000_000 // Redis's clock: so late that nothing expires by itself
 )
 
@@ -49,12 +51,14 @@ type (
 		meddle  []int8
 		early   bool // all come within the first tick, and nobody renews
 		prompt  bool // time passes only when everybody has done what is due; then order is strict
+		fails   int8 // whose work does not go well, counted from 1
 		atLeast int  // states
 	}
 	modelCaller struct {
 		process int8
 		lease   int8 // seconds
 		waits   bool
+		mark    string // what its token ends with: ".a", ".b" for a delivery, "!" if it supersedes
 	}
 
 	// world is a state. It has no padding and no pointers, so that it is a fast map key.
@@ -65,6 +69,11 @@ type (
 		late    [3]message // requests whose senders have given up, and which may arrive yet
 		crashed [2]bool
 		started int8 // fence of the last one that started
+		marks   marks
+
+		// clock tells moments within a tick: it advances with each arrival, and further with each tick.
+		// 0: nothing is under way any more, so that only the order of moments counts; or nobody supersedes.
+		clock int8
 
 		ticks, slow, faults, crashes, leaves, meddles int8 // left
 	}
@@ -72,11 +81,13 @@ type (
 	modelKeys struct {
 		main, mainEnd  int8 // never: no key; no TTL. See mainText.
 		t, p, c, f     int8
+		n, nOf         int8 // moment and token of the newest
 		e, l           int8 // never: no such field
 		line           [maxCallers]struct{ who, place int8 }
 		lineEnd        int8
 		alive          [2]int8 // never: no such field
 		aliveEnd       int8
+		done           [deliveries]bool
 		holderHasNoEnd bool
 	}
 	callerState struct {
@@ -84,8 +95,11 @@ type (
 		here            bool // its process takes it for the holder
 		gift            bool // it has been given the lock, and has not noticed yet
 		doubtful        bool // a request went unanswered
-		due             bool // it is about to ask: what it was given came too late
+		due             bool // it is about to ask: it has just come, or what it was given came too late
 		placed, asker   bool // asker: it leaves without having had the lock
+		superseded      bool // by a newer one of its process, which it has not noticed yet
+		fate            int8
+		came            int8 // noted only of those that supersede
 		place, order    int8 // order of arrival, in a prompt case
 		deadline, fence int8 // of its lock, or its gift
 		op              message
@@ -93,9 +107,12 @@ type (
 		executed        bool // the answer is on its way
 		answer          answer
 	}
-	message struct{ kind, who, mode, place int8 }
+	// moment is when its sender came, as a script takes it that is executed now: the sender's age is that
+	// of when it was sent. 0 if its place is known, or it does not supersede.
+	message struct{ kind, who, mode, place, moment int8 }
 	answer  struct {
 		yes              bool
+		no               int8 // for good: done or superseded
 		ttl, fence       int8
 		place, successor int8
 	}
@@ -124,8 +141,10 @@ const (
 
 // What may happen next, and to whom.
 const (
-	tick = iota
+	tick   = iota
+	arrive // and ask later
 	ask
+	resend  // what it asks: the connection broke
 	execute // Redis executes a request
 	receive // its sender gets the answer
 	open    // a gift
@@ -150,7 +169,7 @@ const (
 )
 
 var actionNames = [actions]string{
-	"half a second passes", "asks", "request executed", "gets its answer", "takes its gift", "renews", "releases", "leaves",
+	"half a second passes", "arrives", "asks", "asks again over a new connection", "request executed", "gets its answer", "takes its gift", "renews", "releases", "leaves",
 	"gives up waiting", "late request executed", "process crashes", "somebody meddles with the keys",
 }
 
@@ -163,10 +182,13 @@ type model struct {
 	known   map[redisStep]redisStep // what Redis did
 	drained map[world]int8          // see drain
 	mutant  clientMutant
+
+	supersedes bool // somebody does
 }
 
 type redisStep struct {
 	now     int8
+	clock   int8 // as places are
 	keys    modelKeys
 	request message
 	answer  answer
@@ -180,6 +202,11 @@ const (
 	countsFromAnswer
 	startsOnMessage
 	renewalRevives
+	deliveryTakesGift
+	doneKeepsLock
+	oldestStays
+	placelessStays
+	supersededBegins
 )
 
 // A violation is what must not happen.
@@ -196,7 +223,7 @@ func (m *model) do(w *world, a action) bool {
 	if !m.act(w, a) {
 		return false
 	}
-	w.settle()
+	m.settle(w)
 	return true
 }
 
@@ -210,7 +237,7 @@ func (m *model) act(w *world, a action) bool {
 		}
 		request := w.late[a.who]
 		w.late[a.who] = message{}
-		m.execute(w, request)
+		m.execute(w, request, true)
 		return true
 	}
 	if a.do == tick {
@@ -225,9 +252,19 @@ func (m *model) act(w *world, a action) bool {
 		return false
 	}
 	switch a.do {
-	case ask:
-		if !idle || c.stage > waiting || c.gift || m.early && c.stage == absent && w.ticks < m.ticks {
+	case arrive:
+		if c.stage != absent || w.slow == 0 || !m.callers[a.who].supersedes() || m.early && w.ticks < m.ticks {
 			return false
+		}
+		w.slow--
+		m.arrive(w, a.who)
+		c.stage, c.due = waiting, true
+	case ask:
+		if !idle || c.stage > waiting || c.gift || c.superseded || m.early && c.stage == absent && w.ticks < m.ticks {
+			return false
+		}
+		if c.stage == absent {
+			m.arrive(w, a.who)
 		}
 		c.stage, c.due = waiting, false
 		mode := int8(0)
@@ -237,7 +274,20 @@ func (m *model) act(w *world, a action) bool {
 				mode = 2
 			}
 		}
-		m.send(w, a, message{kind: acquireRequest, who: a.who + 1, mode: mode, place: c.place})
+		request := message{kind: acquireRequest, who: a.who + 1, mode: mode, place: c.place}
+		if request.place == 0 {
+			request.moment = c.came
+		}
+		m.send(w, a, request)
+	case resend:
+		request := c.op
+		if request.kind != acquireRequest || !m.callers[a.who].supersedes() || !m.abandon(w, c) {
+			return false
+		}
+		if request.place == 0 {
+			request.moment = c.came
+		}
+		m.send(w, a, request)
 	case execute:
 		if idle || c.executed {
 			return false
@@ -248,12 +298,12 @@ func (m *model) act(w *world, a action) bool {
 			}
 			c.order++
 		}
-		c.answer = m.execute(w, c.op)
-		c.executed = true
+		c.answer = m.execute(w, c.op, false)
+		c.executed, c.op.moment = true, 0
 		if a.slow {
 			return true
 		}
-		w.settle()
+		m.settle(w)
 		m.receive(w, a.who)
 	case receive:
 		if idle || !c.executed {
@@ -261,10 +311,15 @@ func (m *model) act(w *world, a action) bool {
 		}
 		m.receive(w, a.who)
 	case open:
-		if !c.gift || !idle || c.stage != waiting {
+		if !c.gift && !c.superseded || !idle || c.stage != waiting || a.slow && !c.superseded {
 			return false
 		}
+		if c.superseded {
+			m.leave(w, a.who, superseded, a.slow)
+			return true
+		}
 		c.gift = false
+		m.checkGift(w, a.who)
 		m.begin(w, a.who, c.deadline, c.fence)
 	case renew:
 		if !idle || m.early || c.stage != running || c.deadline >= w.now+m.callers[a.who].lease*perSecond {
@@ -275,18 +330,21 @@ func (m *model) act(w *world, a action) bool {
 		if c.stage != running && c.stage != lost && (c.stage != leaving || !idle) || !idle && !m.abandon(w, c) {
 			return false
 		}
-		asWaiter := int8(0)
-		if c.asker && m.callers[a.who].waits {
-			asWaiter = 1
+		mode := int8(0)
+		switch {
+		case c.asker && m.callers[a.who].waits:
+			mode = asWaiter
+		case !c.asker && m.callers[a.who].delivery() > 0 && m.fails != a.who+1:
+			mode = handledWell
 		}
 		c.stage, c.deadline, c.fence = leaving, 0, 0
-		m.send(w, a, message{kind: releaseRequest, who: a.who + 1, mode: asWaiter})
+		m.send(w, a, message{kind: releaseRequest, who: a.who + 1, mode: mode})
 	case leave:
 		if !idle || c.stage != waiting || w.leaves == 0 {
 			return false
 		}
 		w.leaves--
-		m.leave(w, a.who, a.slow)
+		m.leave(w, a.who, quit, a.slow)
 	case giveUp:
 		if idle || w.faults == 0 || !m.abandon(w, c) {
 			return false
@@ -346,14 +404,15 @@ func (m *model) holderIn(w *world, who int8) bool {
 	return false
 }
 
-func (m *model) execute(w *world, request message) answer {
+func (m *model) execute(w *world, request message, late bool) answer {
 	before := w.keys
 	var a answer
-	w.keys, a = m.redisDoes(w.now, w.keys, request)
+	w.keys, a = m.redisDoes(w, request)
 	k := &w.keys
 	m.checkKey(w.now, &before, k)
 	check(k.line[0].who == 0 || k.lineEnd != never, "the line without a TTL")
 	check(!k.holderHasNoEnd, "the holder record without a TTL")
+	m.checkMarks(w, &before, request, a, late)
 	if m.mutant == startsOnMessage && k.t != before.t && k.c != 0 {
 		w.callers[k.t-1].gift, w.callers[k.t-1].deadline = true, never
 	}
@@ -370,17 +429,28 @@ func (m *model) receive(w *world, who int8) {
 	}
 	lease := min(m.callers[who].lease*perSecond, a.ttl)
 	switch {
+	case request.kind == acquireRequest && a.yes && c.superseded && m.mutant != supersededBegins:
+		c.doubtful = true
+	case request.kind == acquireRequest && a.no > 0:
+		c.placed = c.placed || a.no == done // it may have been handed over
+		if m.mutant == doneKeepsLock {
+			c.placed, c.doubtful = false, false
+		}
+		m.leave(w, who, a.no, false)
 	case request.kind == acquireRequest && a.yes:
 		c.gift = false // it is the same lock
 		m.begin(w, who, t0+lease, a.fence)
 	case request.kind == acquireRequest:
 		if !m.callers[who].waits {
-			m.leave(w, who, false)
+			m.leave(w, who, quit, false)
 			return
 		}
 		c.placed = true
 		if a.place > 0 {
 			c.place = a.place
+		}
+		if m.callers[who].supersedes() {
+			m.supersede(w, m.callers[who].process)
 		}
 	case request.kind == renewRequest && c.stage != running: // too late
 		if m.mutant == renewalRevives && a.yes {
@@ -390,11 +460,16 @@ func (m *model) receive(w *world, who int8) {
 		c.deadline = max(c.deadline, t0+lease)
 	case request.kind == renewRequest:
 		c.stage, c.deadline, c.here = lost, 0, false
+		m.lost(w, who)
 	case request.kind == releaseRequest:
 		c.here = false
 		if next := a.successor - 1; a.yes && next >= 0 && m.callers[next].process == m.callers[who].process {
 			n := &w.callers[next]
-			if n.stage == waiting && !n.gift && !m.holderIn(w, who) {
+			switch {
+			case n.stage != waiting || n.gift || n.superseded:
+			case m.callers[next].delivery() > 0 && m.mutant != deliveryTakesGift:
+				n.due = true // whether it was handled meanwhile, Redis knows
+			case !m.holderIn(w, who):
 				n.gift, n.here, n.fence = true, true, a.fence
 				n.deadline = t0 + min(m.callers[next].lease*perSecond, a.ttl)
 			}
@@ -403,7 +478,7 @@ func (m *model) receive(w *world, who int8) {
 			c.doubtful = false // once more: its request may be slower than the release
 			return
 		}
-		*c = callerState{stage: gone, order: c.order}
+		*c = c.in(gone)
 	}
 }
 
@@ -421,11 +496,14 @@ func (m *model) begin(w *world, who, deadline, fence int8) {
 	for i := range m.callers {
 		o := &w.callers[i]
 		check(o.stage != running || w.crashed[m.callers[i].process], "callers %d and %d run at once", i+1, who+1)
-		check(!m.prompt || o.stage != waiting || o.order == 0 || o.order >= c.order, "caller %d overtakes %d", who+1, i+1)
+		both := m.callers[i].supersedes() && m.callers[who].supersedes()
+		check(!m.prompt || o.stage != waiting || o.order == 0 || o.order >= c.order || both, "caller %d overtakes %d", who+1, i+1)
 	}
 	check(fence > w.started, "fence %d after %d", fence, w.started)
+	check(!c.superseded, "caller %d begins, and is superseded", who+1)
 	w.started = fence
-	*c = callerState{stage: running, deadline: deadline, here: true, order: c.order}
+	*c = callerState{stage: running, deadline: deadline, here: true, order: c.order, came: c.came}
+	m.end(w, who, ran)
 	m.checkForeigner(w)
 }
 
@@ -435,27 +513,37 @@ func (m *model) unanswered(w *world, who int8) {
 	c := &w.callers[who]
 	c.doubtful = true
 	if !m.callers[who].waits || !c.placed && !m.holderIn(w, who) {
-		m.leave(w, who, false)
+		m.leave(w, who, quit, false)
 	}
 }
 
 // leave ends the waiting of a caller.
-func (m *model) leave(w *world, who int8, slow bool) {
+func (m *model) leave(w *world, who, fate int8, slow bool) {
+	m.end(w, who, fate)
 	c := &w.callers[who]
 	if !c.placed && !c.doubtful {
-		*c = callerState{stage: gone, order: c.order}
+		*c = c.in(gone)
 		return
 	}
-	*c = callerState{stage: leaving, doubtful: c.doubtful, asker: true, here: c.here && !c.doubtful, order: c.order}
+	before := *c
+	*c = c.in(leaving)
+	c.doubtful, c.asker, c.here = before.doubtful, true, before.here && !before.doubtful
 	m.act(w, action{do: release, who: who, slow: slow})
+}
+
+// in is what is left of a caller in one of the last stages.
+func (c *callerState) in(stage int8) callerState {
+	return callerState{stage: stage, order: c.order, fate: c.fate, came: c.came}
 }
 
 func (m *model) tick(w *world) bool {
 	w.ticks--
 	w.now++
+	w.advance(tickGap)
 	for i := range m.callers {
 		if c := &w.callers[i]; c.stage == running && w.now >= c.deadline {
 			c.stage, c.deadline, c.here = lost, 0, false
+			m.lost(w, int8(i))
 		}
 	}
 	if w.now == perSecond {
@@ -515,7 +603,8 @@ func (m *model) misfortune(w *world, a action) bool {
 			if c.op.kind != 0 && !c.executed {
 				w.isLate(c.op)
 			}
-			*c = callerState{stage: gone, order: c.order}
+			m.end(w, int8(i), quit)
+			*c = c.in(gone)
 		}
 		return true
 	case w.meddles == 0 || int(a.who) >= len(m.meddle):
@@ -536,27 +625,44 @@ func (m *model) misfortune(w *world, a action) bool {
 		m.foreignKeeps(k)
 	case stepBack:
 		m.shift(k, 1)
+		w.clockBack()
 	}
 	return before != *k
 }
 
 // settle renumbers places and fences, so that only their order counts.
-func (w *world) settle() {
-	var places, fences [20]*int8
-	p, f := places[:0], append(fences[:0], &w.keys.f, &w.started)
+func (m *model) settle(w *world) {
+	var places [32]*int8
+	var fences [2*maxCallers + 2]*int8
+	f := append(fences[:0], &w.keys.f, &w.started)
+	for i := range w.callers {
+		f = append(f, &w.callers[i].fence, &w.callers[i].answer.fence)
+	}
+	renumber(f)
+	if !m.exact(w) {
+		w.clock = 0
+		p := w.places(places[:0])
+		if m.supersedes {
+			p = w.moments(p)
+		}
+		renumber(p)
+	}
+	slices.SortFunc(w.late[:], func(a, b message) int {
+		return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.who, b.who), cmp.Compare(a.mode, b.mode), cmp.Compare(a.place, b.place), cmp.Compare(a.moment, b.moment))
+	})
+}
+
+// places are those that Redis has given.
+func (w *world) places(all []*int8) []*int8 {
+	all = append(all, &w.keys.n)
 	for i := range w.callers {
 		c := &w.callers[i]
-		p = append(p, &c.place, &c.op.place, &c.answer.place, &w.keys.line[i].place)
-		f = append(f, &c.fence, &c.answer.fence)
+		all = append(all, &c.place, &c.op.place, &c.answer.place, &w.keys.line[i].place)
 	}
 	for i := range w.late {
-		p = append(p, &w.late[i].place)
+		all = append(all, &w.late[i].place)
 	}
-	renumber(p)
-	renumber(f)
-	slices.SortFunc(w.late[:], func(a, b message) int {
-		return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.who, b.who), cmp.Compare(a.mode, b.mode), cmp.Compare(a.place, b.place))
-	})
+	return all
 }
 
 func renumber(ranks []*int8) {
@@ -576,11 +682,13 @@ func renumber(ranks []*int8) {
 
 // drain has luck return: whoever lives does at once what is due, and of those who wait only the
 // first of each process asks, once in half a second. It returns how many ticks it takes until
-// somebody who waits starts, and fails if that, or that of the next one, is too long.
+// somebody who waits starts, and fails if that, or that of the next one, is too long. The clock of moments
+// stands still meanwhile: nobody comes any more, and what was sent arrives. (So nobody may be slow where
+// Redis's clock steps back: that a moment is in its future is forgotten.)
 func (m *model) drain(w world) int8 {
 	w.late = [3]message{}
-	w.ticks, w.slow, w.faults, w.crashes, w.leaves, w.meddles, w.started = 1, 0, 0, 0, 0, 0, 0
-	w.settle()
+	w.ticks, w.slow, w.faults, w.crashes, w.leaves, w.meddles, w.started, w.clock = 1, 0, 0, 0, 0, 0, 0, 0
+	m.settle(&w)
 	if ticks, ok := m.drained[w]; ok {
 		return ticks
 	}
@@ -595,8 +703,9 @@ func (m *model) drain(w world) int8 {
 		if further := m.drain(next); ticks > 0 {
 			ticks += min(further, never-1)
 		}
-	} else if !m.unlucky() {
-		check(w.keys.t == 0 && w.keys.line[0].who == 0, "after the end there is still %+v", w.keys)
+	} else {
+		check(m.unlucky() || w.keys.t == 0 && w.keys.line[0].who == 0, "after the end there is still %+v", w.keys)
+		m.checkEnd(&w)
 	}
 	limit := m.limit(&w)
 	check(ticks <= limit, "nobody starts for %d ticks, want %d at most, from %+v", ticks, limit, w)
@@ -641,7 +750,7 @@ func (m *model) firstOf(w *world, process int8) int8 {
 	first := int8(-1)
 	for i := range int8(len(m.callers)) {
 		c := &w.callers[i]
-		if m.callers[i].process == process && c.stage == waiting &&
+		if m.callers[i].process == process && c.stage == waiting && !c.superseded &&
 			(first < 0 || c.place != 0 && (w.callers[first].place == 0 || c.place < w.callers[first].place)) {
 			first = i
 		}
@@ -687,6 +796,9 @@ func (m *model) limit(w *world) int8 {
 // way there.
 func (m *model) explore() (states, steps int, broken string) {
 	first := world{ticks: m.ticks, slow: m.slow, faults: m.faults, crashes: m.crashes, leaves: m.leaves, meddles: m.meddles}
+	if m.supersedes {
+		first.clock = arrivalGap
+	}
 	k := &first.keys
 	k.main, k.mainEnd, k.e, k.l, k.lineEnd, k.alive, k.aliveEnd = never, never, never, never, never, [2]int8{never, never}, never
 	type visit struct {
@@ -699,7 +811,7 @@ func (m *model) explore() (states, steps int, broken string) {
 		for do := range int8(actions) {
 			for who := range int8(max(maxCallers, len(m.meddle))) {
 				for _, slow := range []bool{false, true} {
-					if slow && do != ask && do != execute && do != renew && do != release && do != leave {
+					if slow && do != ask && do != execute && do != renew && do != release && do != leave && do != open {
 						continue
 					}
 					next, a := queue[at], action{do, who, slow}
