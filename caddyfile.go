@@ -47,17 +47,17 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	if d.CountRemainingArgs() > 0 {
 		return nil, d.Errf("the global option %s takes no name: names belong to the directive", directive)
 	}
-	// Caddy expands {header.*} and other shorthands in sites only.
-	segment := d.NextSegment()
-	httpcaddyfile.NewShorthandReplacer().ApplyToSegment(&segment)
-	d = caddyfile.NewDispenser(segment)
-	d.Next()
 	var h Handler
 	if err := h.parseBlock(d, map[string]bool{}); err != nil {
 		return nil, err
 	}
 	if h.Name != nil {
 		return nil, d.Errf("name: belongs to the directive, not to the global option %s", directive)
+	}
+	if h.Dedupe != nil { // Caddy expands {header.*} and other shorthands in sites only
+		id := caddyfile.Segment{{Text: h.Dedupe.ID}}
+		httpcaddyfile.NewShorthandReplacer().ApplyToSegment(&id)
+		h.Dedupe.ID = id[0].Text
 	}
 	return h, nil
 }

@@ -68,6 +68,6 @@ func (s *staying) exit() {
 	s.mu.Unlock()
 	select {
 	case <-idle:
-	case <-time.After(lock.DefaultOpTimeout):
+	case <-time.After(2 * lock.DefaultOpTimeout): // for a question under way, and a release
 	}
 }

@@ -40,20 +40,27 @@ func newFields(templates []string) (fields, error) {
 	return f, nil
 }
 
-// hasPlaceholder is true if the template is not the same text for all requests.
-func hasPlaceholder(template string) (found bool) {
-	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(template, func(string, any) (any, error) {
-		found = true
+// varies is true if the template is not the same text for all requests.
+func varies(template string) (found bool) {
+	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(template, func(placeholder string, _ any) (any, error) {
+		kind, _, _ := strings.Cut(placeholder, ".")
+		found = found || kind != "env" && kind != "file" && kind != "system"
 		return nil, nil
 	})
 	return found
 }
 
 func (f fields) add(placeholder string) error {
+	if strings.HasPrefix(placeholder, "redis_lock.") {
+		return errors.New("is unknown; ours begin with http.redis_lock.")
+	}
 	key, ours := strings.CutPrefix(placeholder, "http.redis_lock.")
 	kind, path, _ := strings.Cut(key, ".")
-	if !ours || kind != "json" && kind != "form" {
+	switch {
+	case !ours || slices.Contains(reported, key): // of a redis_lock around this one
 		return nil
+	case kind != "json" && kind != "form":
+		return errors.New("is unknown; in the body there are {http.redis_lock.json.<path>} and {http.redis_lock.form.<field>}")
 	}
 	if strings.ContainsRune(path, utf8.RuneError) {
 		return errors.New("is not valid UTF-8; it would match nothing")
@@ -71,6 +78,9 @@ func (f fields) add(placeholder string) error {
 	}
 	if slices.Contains(steps, "") {
 		return errors.New(`has an empty key; write keys with one dot between, such as {http.redis_lock.json.repository.id}, and \. for a dot in a key`)
+	}
+	if strings.HasSuffix(path, "]") && !strings.HasSuffix(path, `\]`) || strings.Contains(path, "].") {
+		return errors.New(`has an index in brackets; write changes.0.name, and \] for a bracket in a key`)
 	}
 	f.json[placeholder] = steps
 	return nil

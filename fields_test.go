@@ -34,7 +34,7 @@ func TestFieldsOfTemplates(t *testing.T) {
 		json      map[string][]string
 		form      map[string]string
 	}{
-		{templates: []string{"deploy", "{http.request.host}", "{http.redis_lock.name}", "{http.redis_lock.jsonx.a}", "json.a"}},
+		{templates: []string{"deploy", "{http.request.host}", "{http.redis_lock.name}", "json.a"}},
 		{templates: []string{"x-{http.redis_lock.json.a.0.b}-{http.redis_lock.form.To}", "{http.redis_lock.json.c}", "{http.redis_lock.json.c}"},
 			json: map[string][]string{"http.redis_lock.json.a.0.b": {"a", "0", "b"}, "http.redis_lock.json.c": {"c"}},
 			form: map[string]string{"http.redis_lock.form.To": "To"}},

@@ -203,11 +203,13 @@ func clientContext(r *http.Request) context.Context {
 // and when an outer lock is lost.
 func (h *Handler) waitingContext(r *http.Request, client context.Context) (context.Context, context.CancelFunc) {
 	nested := client != r.Context()
-	switch stays := h.OnDisconnect == stayRun && hasWholeBody(r); {
+	switch stays := h.OnDisconnect == stayRun; {
 	case stays && nested:
 		return stayers.begin(r.Context())
-	case stays:
+	case stays && hasWholeBody(r):
 		return stayers.begin(context.WithoutCancel(client))
+	case stays:
+		return stayers.begin(client)
 	case !nested:
 		return client, func() {}
 	}

@@ -314,6 +314,11 @@ func checkNames(names []string) error {
 	if slices.Contains(names, "") {
 		return errors.New("empty: everybody would share one lock by accident; give it a name")
 	}
+	for i, name := range names {
+		if i < len(names)-1 && !varies(name) {
+			return fmt.Errorf("%q always resolves, so that what follows never counts; put it last, or quote a name that has spaces in it", name)
+		}
+	}
 	_, err := newFields(names)
 	return err
 }
@@ -419,7 +424,7 @@ func (d *Dedupe) check() error {
 	if _, err := newFields([]string{d.ID}); err != nil {
 		return err
 	}
-	if !hasPlaceholder(d.ID) {
+	if !varies(d.ID) {
 		return fmt.Errorf("%q is the same for all deliveries, so that only the first would be handled; it needs a placeholder, such as {header.X-GitHub-Delivery}", d.ID)
 	}
 	return checkPositive(time.Duration(d.Window))

@@ -36,10 +36,13 @@ type report struct {
 	extra *caddyhttp.ExtraLogFields
 }
 
+// reported are the placeholders {http.redis_lock.*} that a report sets.
+var reported = []string{"name", "fence", "waited", "outcome", "retry_after"}
+
 func newReport(r *http.Request, repl *caddy.Replacer) report {
 	p := report{repl: repl}
 	p.extra, _ = r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
-	for _, placeholder := range []string{"name", "fence", "waited", "outcome", "retry_after"} {
+	for _, placeholder := range reported {
 		p.repl.Set("http.redis_lock."+placeholder, "")
 	}
 	return p

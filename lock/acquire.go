@@ -264,7 +264,10 @@ func (a *acquisition) await() (again bool, err error) {
 			}
 			if away == nil && a.request.supersedes {
 				// It may be superseded, without having heard of that.
-				if err := a.attempt(); err == nil || !errors.Is(err, ErrHeld) {
+				switch err := a.attempt(); {
+				case errors.Is(err, ErrUnavailable):
+					away = err
+				case !errors.Is(err, ErrHeld):
 					return false, err
 				}
 			}
@@ -287,6 +290,9 @@ func (a *acquisition) lineFull() error {
 
 // timeOut looks once more on behalf of a delivery, as the one in the way may be another one by now.
 func (a *acquisition) timeOut() error {
+	if a.locker.lines.isSuperseded(a.waiter) {
+		return ErrSuperseded // it has not heard of it yet
+	}
 	if a.request.delivery != "" && a.outage().current() == nil {
 		err := a.look()
 		if errors.Is(err, ErrDone) {
@@ -330,7 +336,7 @@ func (a *acquisition) giveUp(reason error) error {
 
 // failed tells the error of one that may have taken the place of others from any other.
 func (a *acquisition) failed(reason error) error {
-	mayHaveDisplaced := a.request.supersedes && (a.placed || a.handle.doubtful || a.patience != nil)
+	mayHaveDisplaced := a.request.supersedes && (a.placed || a.handle.doubtful || a.handle.granted || a.patience != nil)
 	if !mayHaveDisplaced || errors.Is(reason, ErrSuperseded) || errors.Is(reason, ErrDone) {
 		return reason
 	}

@@ -316,3 +316,21 @@ func TestDeliveryUnderWayInOutage(t *testing.T) {
 		release(t, h)
 	})
 }
+
+// A server that is out of memory cannot note what was handled, but frees the lock.
+func TestReleaseWithoutMemory(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store := openGetSet(t, server)
+	c := lock.Claim{Token: newToken().Handling("x"), Lease: time.Hour, Done: time.Hour}
+	_, err := store.Acquire(t.Context(), mainKey, c)
+	wantError(t, err, nil)
+	if err := server.Client.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = store.Release(t.Context(), mainKey, c)
+	wantError(t, err, nil)
+	if n := server.Client.Exists(t.Context(), mainKey).Val(); n != 0 {
+		t.Error("the lock is still there")
+	}
+}

@@ -55,7 +55,8 @@ func (m *memory) Acquire(_ context.Context, key string, claim Claim) (Grant, err
 			}
 		}
 		refusal.Place, refusal.NewPlace = m.lineUp(&lock, claim)
-		if claim.Place = refusal.Place; claim.Token.supersedes() {
+		claim.Place = refusal.Place
+		if claim.Token.supersedes() && lock.why(claim.Token, now) != SameDelivery {
 			m.supersede(&lock, claim)
 		}
 	}

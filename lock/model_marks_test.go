@@ -154,7 +154,12 @@ func (m *model) supersede(w *world, process int8) {
 		slices.Reverse(rivals)
 	}
 	for _, rival := range rivals[:max(0, len(rivals)-1)] {
-		m.checkSuperseded(w, rival+1)
+		if rank(rival) == rank(rivals[len(rivals)-1]) {
+			continue
+		}
+		if !w.callers[rival].modest {
+			m.checkSuperseded(w, rival+1)
+		}
 		w.callers[rival].superseded = true
 	}
 }
@@ -192,9 +197,14 @@ func (m *model) checkMarks(w *world, before *modelKeys, request message, a answe
 		process := m.callers[entry.who-1].process
 		return process == caller.process || before.alive[process] != never && before.alive[process] >= w.now
 	}
+	again := before.t > 0 && before.t != request.who && caller.delivery() > 0 && m.callers[before.t-1].delivery() == caller.delivery() &&
+		m.isOwned(before)
+	if again && request.kind == acquireRequest {
+		w.callers[request.who-1].modest = true // it supersedes nobody
+	}
 	standing := 0
 	for _, entry := range k.line {
-		if entry.who > 0 && m.callers[entry.who-1].supersedes() {
+		if entry.who > 0 && m.callers[entry.who-1].supersedes() && !w.callers[entry.who-1].modest {
 			standing++
 		}
 	}
@@ -204,10 +214,16 @@ func (m *model) checkMarks(w *world, before *modelKeys, request message, a answe
 	}
 	if a.no == superseded {
 		check(before.t != request.who || !m.isHolders(before) || w.now >= before.e, "caller %d is superseded, and has the lock", request.who)
-		again := before.t > 0 && before.t != request.who && caller.delivery() > 0 && m.callers[before.t-1].delivery() == caller.delivery()
-		if !again || !slices.ContainsFunc(before.line[:], rival) {
+		switch {
+		case again:
+			newer := marks.newest != 0 && marks.newest != request.who && before.n > request.place && request.place > 0
+			check(newer || slices.ContainsFunc(before.line[:], rival), "caller %d is superseded, and nobody waits", request.who)
+		case !w.callers[request.who-1].modest:
 			m.checkSuperseded(w, request.who)
 		}
+		return
+	}
+	if w.callers[request.who-1].modest {
 		return
 	}
 	if marks.newest == request.who || a.yes && before.t == request.who && before.f == k.f {

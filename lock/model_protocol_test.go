@@ -63,6 +63,14 @@ func (m *model) isHolders(k *modelKeys) bool {
 	return k.main == k.t
 }
 
+// isOwned is true if scripts take the record's token for that of a live holder.
+func (m *model) isOwned(k *modelKeys) bool {
+	if m.protocol == getsetProtocol {
+		return k.e != never && k.e >= 0 // whole seconds
+	}
+	return k.main == k.t
+}
+
 // blockedUntil is when the keys stop being in somebody's way, if nobody writes to them.
 func (m *model) blockedUntil(k *modelKeys) int8 {
 	if m.protocol == tokenProtocol {

@@ -97,6 +97,7 @@ type (
 		doubtful        bool // a request went unanswered
 		due             bool // it is about to ask: it has just come, or what it was given came too late
 		placed, asker   bool // asker: it leaves without having had the lock
+		modest          bool // it handles what was handled when it asked, and supersedes nobody
 		superseded      bool // by a newer one of its process, which it has not noticed yet
 		fate            int8
 		came            int8 // noted only of those that supersede

@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -271,7 +272,9 @@ func TestDeafHearThatTheyAreSuperseded(t *testing.T) {
 		var served []int
 		waits(t, deafOne, &waiting, &served, 1)
 		displaced(t, deafOne, &old)
+		time.Sleep(time.Millisecond)
 		displaced(t, deafOne, &old, lock.Wait(100*time.Millisecond))
+		time.Sleep(time.Millisecond)
 		waits(t, l, &waiting, &served, 2, lock.Supersede())
 		begin := time.Now()
 		old.Wait()
@@ -360,5 +363,153 @@ func TestNewestThatDoesNotRun(t *testing.T) {
 		isNewest(t.Context(), false, lock.Wait(time.Second)) // it displaced nobody
 		store.onAcquire(func(func() (lock.Grant, error)) (lock.Grant, error) { return lock.Grant{}, errNoReply })
 		isNewest(t.Context(), true, lock.Wait(time.Second)) // who knows
+	})
+}
+
+// One process is cut off while the newest comes there. The delivery under way is sent again elsewhere meanwhile:
+// it takes nobody's place, neither of those that Redis knows nor of those that it will hear of.
+func TestRedeliveryElsewhereDisplacesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLocker(t)
+		other := lock.New(store.Store, lock.Options{})
+		h := acquire(t, l, "name", lock.Dedupe("x"), lock.Supersede(), lock.Wait(time.Hour), lock.Lease(time.Hour))
+		store.onAcquire(refuseConnections)
+		var old, waiting sync.WaitGroup
+		var served []int
+		waits(t, l, &waiting, &served, 1, lock.Dedupe("y"), lock.Supersede())
+		time.Sleep(time.Second)
+		displaced(t, other, &old, lock.Dedupe("x"))
+		time.Sleep(time.Second)
+		store.onAcquire(nil)
+		old.Wait()
+		h.Done(time.Hour)
+		release(t, h)
+		waiting.Wait()
+	})
+}
+
+// The same for a newest in line whose process is taken for dead meanwhile.
+func TestRedeliveryLeavesTheNewestItsPlace(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store := openGetSet(t, server)
+	came := time.Now()
+	claim := func(delivery string, after time.Duration) lock.Claim {
+		return lock.Claim{Token: newToken().Handling(delivery).Superseding(), Lease: time.Hour, Wait: true, Since: came.Add(after - time.Minute)}
+	}
+	want := func(c lock.Claim, want error) {
+		t.Helper()
+		_, err := store.Acquire(t.Context(), mainKey, c)
+		wantError(t, err, want)
+	}
+	x, y, again := claim("x", 0), claim("y", time.Second), claim("x", 2*time.Second)
+	want(x, nil)
+	want(y, lock.ErrHeld)
+	server.Client.Del(t.Context(), "{lock.foo}:alive")
+	want(again, lock.ErrHeld)
+	x.Done = time.Hour
+	_, err := store.Release(t.Context(), mainKey, x)
+	wantError(t, err, nil)
+	want(again, lock.ErrDone)
+	_, err = store.Release(t.Context(), mainKey, again)
+	if err != nil {
+		wantError(t, err, lock.ErrLost)
+	}
+	want(y, nil)
+}
+
+// The age that counts is that of the moment at which the question goes out: before, it may have waited for a
+// connection, or for others.
+func TestWaitForAConnectionMakesNobodyNewer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	slow := make(chan struct{})
+	options := clientOptions(server.Addr)
+	options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		<-slow
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}
+	cold, warm := over(t, lock.NewGetSet, options)(), openGetSet(t, server)
+	claim := func() lock.Claim {
+		return lock.Claim{Token: newToken().Superseding(), Lease: time.Hour, Wait: true, Since: time.Now()}
+	}
+	_, err := warm.Acquire(t.Context(), mainKey, claim())
+	wantError(t, err, nil)
+	older := make(chan error)
+	go func() {
+		c := claim()
+		older <- nil // it is there
+		_, err := cold.Acquire(t.Context(), mainKey, c)
+		older <- err
+	}()
+	<-older
+	_, err = warm.Acquire(t.Context(), mainKey, claim())
+	wantError(t, err, lock.ErrHeld)
+	close(slow)
+	wantError(t, <-older, lock.ErrSuperseded)
+}
+
+// One that gets the lock in place of another, and whose caller has left by then, says so.
+func TestNewestThatLeavesWithTheLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLocker(t)
+		ctx, leave := context.WithCancel(t.Context())
+		store.onAcquire(func(next func() (lock.Grant, error)) (lock.Grant, error) {
+			defer leave()
+			return next()
+		})
+		_, err := l.Acquire(ctx, "name", lock.Wait(time.Minute), lock.Supersede())
+		if _, is := errors.AsType[*lock.NewestError](err); !is || !errors.Is(err, context.Canceled) {
+			t.Errorf("%T: %v", err, err)
+		}
+	})
+}
+
+// The Store goes away with the last question of one that supersedes: that is a time-out while somebody here has the
+// lock, as for anybody else, and no outage for one that can do without.
+func TestLastQuestionGoesUnanswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLocker(t)
+		other := lock.New(store.Store, lock.Options{})
+		away := func() { time.AfterFunc(300*time.Millisecond, func() { store.onAcquire(refuseConnections) }) }
+
+		h := acquire(t, l, "name", lock.Lease(time.Hour))
+		away()
+		_, err := l.Acquire(t.Context(), "name", lock.Supersede(), lock.Wait(500*time.Millisecond))
+		wantError(t, err, lock.ErrTimeout)
+		store.onAcquire(nil)
+		release(t, h)
+
+		h = acquire(t, other, "name", lock.Lease(time.Hour))
+		away()
+		local := acquire(t, l, "name", lock.Supersede(), lock.OrLocal(), lock.Wait(500*time.Millisecond))
+		if !local.Local() {
+			t.Error("not local")
+		}
+		release(t, local)
+		store.onAcquire(nil)
+		release(t, h)
+	})
+}
+
+// A newer one comes while the last question of one is under way.
+func TestSupersededAtItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, store := newLocker(t)
+		h := acquire(t, l, "name", lock.Lease(time.Hour))
+		var old, waiting sync.WaitGroup
+		displaced(t, l, &old, lock.Wait(500*time.Millisecond))
+		time.Sleep(499 * time.Millisecond)
+		store.onAcquire(func(next func() (lock.Grant, error)) (lock.Grant, error) {
+			store.onAcquire(nil)
+			defer time.Sleep(100 * time.Millisecond)
+			return next()
+		})
+		time.Sleep(51 * time.Millisecond)
+		var served []int
+		waits(t, l, &waiting, &served, 1, lock.Supersede())
+		old.Wait()
+		release(t, h)
+		waiting.Wait()
 	})
 }

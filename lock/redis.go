@@ -175,7 +175,7 @@ func (s *redisStore) Acquire(ctx context.Context, key string, claim Claim) (Gran
 		more = append(more, join)
 	}
 	if claim.Token.supersedes() && len(more) > 0 {
-		more = append(more, claim.Place, claim.age())
+		more = append(more, claim.Place)
 	} else if claim.Place != 0 {
 		more = append(more, claim.Place)
 	}

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -23,10 +24,10 @@ type scriptCall struct {
 	holder, line, alive, token string
 	handled                    string // empty: the token names no delivery
 	lease                      int64
-	more                       [3]int64
-	since                      time.Time // see age; zero: there is none
-	asking                     bool      // to a server that is about to get the key: see servers.redirect
-	args                       []any     // of the command: EVALSHA hash number of keys, keys... token lease more...
+	more                       [2]int64
+	since                      age   // of the claim, see newCall
+	asking                     bool  // to a server that is about to get the key: see servers.redirect
+	args                       []any // of the command: EVALSHA hash number of keys, keys... token lease more...
 
 	// Where it travels with others:
 	deadline time.Time
@@ -35,8 +36,8 @@ type scriptCall struct {
 	err      error
 }
 
-// newCall makes a call with the keys of a lock, the claim's token and lease, and at most three
-// more arguments. Most of them are passed as pointers into the call, which saves an allocation
+// newCall makes a call with the keys of a lock, the claim's token and lease, and at most two
+// more arguments, and the age of one that supersedes others. Most of them are passed as pointers into the call, which saves an allocation
 // for each; but not the first key, from which a cluster's client computes the slot.
 func newCall(script *script, key string, claim Claim, more []int64) *scriptCall {
 	c := &scriptCall{script: script, token: string(claim.Token), lease: int64(claim.Lease / time.Second)}
@@ -58,21 +59,28 @@ func newCall(script *script, key string, claim Claim, more []int64) *scriptCall 
 	}
 	c.args = append(c.args, script.keys...)
 	c.args = append(c.args, &c.token, &c.lease)
-	if len(more) == 3 {
-		c.since = claim.Since
-	}
 	for i := range more {
 		c.more[i] = more[i]
 		c.args = append(c.args, &c.more[i])
 	}
+	if claim.Token.supersedes() && len(more) == 2 {
+		c.since = age(claim.Since)
+		c.args = append(c.args, &c.since)
+	}
 	return c
 }
 
-// age brings the claim's age up to date, before the call is sent again.
-func (c *scriptCall) age() {
-	if !c.since.IsZero() {
-		c.more[2] = time.Since(c.since).Microseconds()
+// An age is sent as the microseconds that have passed since then, when the call goes out: it may
+// have waited for a connection, or for others.
+type age time.Time
+
+// MarshalBinary is what the client calls to write an argument.
+func (a *age) MarshalBinary() ([]byte, error) {
+	var passed time.Duration
+	if since := time.Time(*a); !since.IsZero() {
+		passed = time.Since(since)
 	}
+	return strconv.AppendInt(nil, passed.Microseconds(), 10), nil
 }
 
 func (c *scriptCall) command(ctx context.Context) *redis.Cmd {

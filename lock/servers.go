@@ -53,7 +53,6 @@ func (s *servers) run(ctx context.Context, key string, call *scriptCall) (raw an
 			return nil, resent, &UnavailableError{Doubtful: resent, Err: err}
 		}
 		call.asking = false
-		call.age()
 		raw, sent, err = way.run(ctx, call)
 		if err != nil && tries < 0 {
 			tries = int(way.client.PoolStats().IdleConns) + 1

@@ -92,14 +92,6 @@ type Claim struct {
 	Done time.Duration
 }
 
-// age is for how long the claim has been there, in microseconds.
-func (c *Claim) age() int64 {
-	if c.Since.IsZero() {
-		return 0
-	}
-	return max(0, time.Since(c.Since).Microseconds())
-}
-
 // A Process tells those apart that share a Store. Its tokens begin with it.
 type Process string
 

@@ -144,6 +144,7 @@ func senders(t *testing.T) map[string]sender {
 				order,
 				sent(t, order.lock, "shopify_refund.json", "X-Shopify-Shop-Domain", "acme.myshopify.com"),
 				sent(t, "shopify:acme.myshopify.com:271878346596884015", "shopify_inventory_level.json", "X-Shopify-Shop-Domain", "acme.myshopify.com"),
+				{order.lock, `{"order_edit":{"id":7,"order_id":820982911946154508}}`, "", []string{"X-Shopify-Shop-Domain", "acme.myshopify.com"}},
 				{"shopify:acme.myshopify.com", "{}", "", []string{"X-Shopify-Shop-Domain", "acme.myshopify.com"}},
 			},
 			entity: "820982911946154508",

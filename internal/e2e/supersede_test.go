@@ -176,32 +176,44 @@ func TestOlderDoesNotRunLast(t *testing.T) {
 	}
 }
 
-// Caddy exits, and with it what waits though its sender has hung up: that is in the log.
+// Caddy exits, and with it the newest, whose sender has hung up, or waits with a body beyond the buffer: that is
+// in the log.
 func TestExitWithTheNewest(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	up := startUpstream(t, nil)
-	site := "redis_lock deploy {\nwait 1m\nsupersede\n}\n" + up.proxy()
-	one, exits := startCaddy(t, onRedis(server), site), startCaddy(t, "grace_period 1s\n"+onRedis(server), site)
-	answers := burst(t, server, up, 2, one)
-	ctx, hangUp := context.WithCancel(t.Context())
-	gone := make(chan answer)
-	go func() { gone <- do(ctx, newClient(t), http.MethodPost, exits.url, "newest", "X-Id", "newest") }()
-	wantStatus(t, <-answers[1], 202)
-	hangUp()
-	<-gone
-	exits.terminate()
-	<-exits.ended
-	for _, text := range []string{"the newest request was not served", "the request waited when caddy exited", `"name":"deploy"`} {
-		if !strings.Contains(exits.log.String(), text) {
-			t.Errorf("%q is not in the log", text)
-		}
+	for _, buffer := range []string{"1MiB", "3"} {
+		t.Run(buffer, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			up := startUpstream(t, nil)
+			site := "redis_lock deploy {\nwait 1m\nsupersede\nbuffer " + buffer + "\n}\n" + up.proxy()
+			one, exits := startCaddy(t, onRedis(server), site), startCaddy(t, "grace_period 1s\n"+onRedis(server), site)
+			answers := burst(t, server, up, 2, one)
+			ctx, hangUp := context.WithCancel(t.Context())
+			defer hangUp()
+			gone := make(chan answer)
+			go func() { gone <- do(ctx, newClient(t), http.MethodPost, exits.url, "newest", "X-Id", "newest") }()
+			wantStatus(t, <-answers[1], 202)
+			if buffer == "1MiB" {
+				hangUp()
+				<-gone
+			}
+			exits.terminate()
+			<-exits.ended
+			if buffer != "1MiB" {
+				<-gone
+			}
+			for _, text := range []string{"the newest request was not served", `"name":"deploy"`} {
+				if !strings.Contains(exits.log.String(), text) {
+					t.Errorf("%q is not in the log", text)
+				}
+			}
+			if n := inLine(t, server, "deploy"); n != 0 {
+				t.Errorf("%d left in line", n)
+			}
+			up.letGo()
+			wantStatus(t, <-answers[0], 200)
+		})
 	}
-	if n := inLine(t, server, "deploy"); n != 0 {
-		t.Errorf("%d left in line", n)
-	}
-	up.letGo()
-	wantStatus(t, <-answers[0], 200)
 }
 
 // Who is refused because Redis is away has displaced nobody, and is not reported as if it had.
@@ -225,7 +237,8 @@ func TestReadmeNewestWins(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	up := startUpstream(t, nil)
-	c := startExample(t, "redis_lock deploy {", onRedis(server), up.addr())
+	c := startExample(t, "redis_lock /deploy deploy {", onRedis(server), up.addr())
+	c.url += "/deploy"
 	answers := burst(t, server, up, 10, c)
 	up.letGo()
 	for i, a := range answers {

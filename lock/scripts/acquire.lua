@@ -30,7 +30,7 @@ end
 
 -- Takes the places of the others, for a token that came at place.
 local function supersede()
-  if not newest or newest_token == token then return end
+  if not newest or newest_token == token or place <= newest then return end
   newest_token = token
   redis.call('HSET', holder, 'n', string.format('%.0f %s', place, token))
   for _, rival in ipairs(rivals()) do
@@ -79,18 +79,21 @@ if age then
   newest, newest_token = tonumber(moment or 0), of
   if newest_token == token then
     place = newest -- of which it may not have been told: the reply got lost
-  elseif place == 0 then
-    -- A newest one from the future says that the clock was set back.
-    place = newest > now_us and newest + 1 or now_us - age
-  end
-  local outdated = newest_token ~= token and place <= newest
-  if newest_token ~= token and explain(why, owner) == 'same-delivery' then
-    -- What is sent again while it is handled is older than what waits.
+  elseif explain(why, owner) == 'same-delivery' then
+    -- What is sent again while it is handled is as old as that: it supersedes nobody.
     for _, rival in ipairs(rivals()) do
-      outdated = outdated or lives(rival)
+      if lives(rival) then
+        return {0, 0, 'superseded'}
+      end
+    end
+    place = place == 0 and newest or place
+  elseif place == 0 then
+    place = now_us - age
+    if newest > now_us or newest == place then
+      place = newest + 1 -- the clock was set back; or it is the very same moment
     end
   end
-  if outdated then
+  if place < newest then
     return {0, 0, 'superseded'}
   end
 end

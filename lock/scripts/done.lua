@@ -3,6 +3,11 @@
 --
 -- ARGV[3]  window  milliseconds for which the delivery counts as handled; none: it may
 --                  be tried again
+--
+-- A server that is out of memory cannot note it, but releases all the same.
 if ARGV[3] then
-  redis.call('SET', KEYS[5], '1', 'PX', ARGV[3])
+  local noted = redis.pcall('SET', KEYS[5], '1', 'PX', ARGV[3])
+  if noted.err and not string.find(noted.err, 'OOM', 1, true) then
+    return noted
+  end
 end
