@@ -517,3 +517,50 @@ func TestReleased(t *testing.T) {
 		})
 	}
 }
+
+// What a handler must have done for its delivery to be handled well; so it runs once or twice.
+func TestWhatCountsAsHandled(t *testing.T) {
+	for name, c := range map[string]struct {
+		next func(http.ResponseWriter, *http.Request) error
+		runs int
+	}{
+		"nothing is an empty 200": {func(http.ResponseWriter, *http.Request) error { return nil }, 1},
+		"a whole answer":          {func(w http.ResponseWriter, _ *http.Request) error { _, err := w.Write([]byte("done")); return err }, 1},
+		"less than was announced": {func(w http.ResponseWriter, _ *http.Request) error {
+			w.Header().Set("Content-Length", "10")
+			_, err := w.Write([]byte("half"))
+			return err
+		}, 2},
+		"an error":           {func(http.ResponseWriter, *http.Request) error { return caddyhttp.Error(500, errors.New("failed")) }, 2},
+		"an error behind it": {func(w http.ResponseWriter, _ *http.Request) error { w.WriteHeader(200); return errors.New("failed") }, 2},
+		"a panic":            {func(w http.ResponseWriter, _ *http.Request) error { w.WriteHeader(200); panic(http.ErrAbortHandler) }, 2},
+		"nothing, when it was told to stop": {func(_ http.ResponseWriter, r *http.Request) error {
+			r.Context().Value(hangUpKey{}).(context.CancelFunc)()
+			<-r.Context().Done()
+			return nil
+		}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHandler(t, &Handler{Name: []string{t.Name()}, Dedupe: &Dedupe{ID: "{http.request.method}"}, OnDisconnect: cancelRun})
+			runs := 0
+			for range 2 {
+				func() {
+					defer func() { _ = recover() }()
+					ctx, hangUp := context.WithCancel(t.Context())
+					defer hangUp()
+					w := httptest.NewRecorder()
+					r := httptest.NewRequestWithContext(context.WithValue(ctx, hangUpKey{}, hangUp), http.MethodPost, "/", nil)
+					_ = h.ServeHTTP(w, caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, nil), caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+						runs++
+						return c.next(w, r)
+					}))
+				}()
+			}
+			if runs != c.runs {
+				t.Errorf("ran %d times, want %d", runs, c.runs)
+			}
+		})
+	}
+}
+
+type hangUpKey struct{}
