@@ -478,6 +478,7 @@ func TestLastQuestionGoesUnanswered(t *testing.T) {
 		_, err := l.Acquire(t.Context(), "name", lock.Supersede(), lock.Wait(500*time.Millisecond))
 		wantError(t, err, lock.ErrTimeout)
 		store.onAcquire(nil)
+		synctest.Wait() // its place is given back in the background
 		release(t, h)
 
 		h = acquire(t, other, "name", lock.Lease(time.Hour))
