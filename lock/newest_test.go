@@ -430,21 +430,21 @@ func TestWaitForAConnectionMakesNobodyNewer(t *testing.T) {
 		return new(net.Dialer).DialContext(ctx, network, addr)
 	}
 	cold, warm := over(t, lock.NewGetSet, options)(), openGetSet(t, server)
-	claim := func() lock.Claim {
-		return lock.Claim{Token: newToken().Superseding(), Lease: time.Hour, Wait: true, Since: time.Now()}
+	const before = time.Second // far more than a question takes
+	claim := func(since time.Time) lock.Claim {
+		return lock.Claim{Token: newToken().Superseding(), Lease: time.Hour, Wait: true, Since: since}
 	}
-	_, err := warm.Acquire(t.Context(), mainKey, claim())
+	_, err := warm.Acquire(t.Context(), mainKey, claim(time.Now().Add(-2*before)))
 	wantError(t, err, nil)
+	newest := claim(time.Now())
 	older := make(chan error)
 	go func() {
-		c := claim()
-		older <- nil // it is there
-		_, err := cold.Acquire(t.Context(), mainKey, c)
+		_, err := cold.Acquire(patient(t), mainKey, claim(newest.Since.Add(-before)))
 		older <- err
 	}()
-	<-older
-	_, err = warm.Acquire(t.Context(), mainKey, claim())
+	_, err = warm.Acquire(t.Context(), mainKey, newest)
 	wantError(t, err, lock.ErrHeld)
+	await(t, "the older one to have waited for long", func() bool { return time.Since(newest.Since) > 2*before })
 	close(slow)
 	wantError(t, <-older, lock.ErrSuperseded)
 }
