@@ -212,7 +212,9 @@ func (q *lines) refused(w *waiter, held *HeldError) {
 		return
 	}
 	again := w.patient
-	defer q.supersede(ln)
+	if w.supersedes {
+		defer q.supersede(ln)
+	}
 	if q.byToken[w.handle.claim.Token] == w && w.place != held.Place {
 		q.stepOut(w)
 		w.place = held.Place
